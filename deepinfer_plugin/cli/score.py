@@ -1,0 +1,143 @@
+"""``score``: token ids in, log-probabilities out, through the engine."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from deepinfer_plugin import provenance
+from deepinfer_plugin.cli.console import say
+from deepinfer_plugin.errors import CheckpointError, PlatformError, SettingError
+from deepinfer_plugin.platforms.detect import current_decision, platform_class
+from deepinfer_plugin.scoring.inputs import read_records
+from deepinfer_plugin.scoring.store import ResultStore
+from deepinfer_plugin.settings import Accelerator, Settings
+
+WHOLE_HASH_BYTES = 64 << 20  # larger shards are told apart by size and time of change
+INTERRUPTED = 130
+
+EPILOG = """
+Each line of FILE.jsonl is {"id": "a", "tokens": [0, 17, 4], "decode_from": 2}; decode_from is optional.
+Row i of the output belongs to token i and speaks of the token after it. The output holds, per id:
+  ID.tokens    [n] int64             ID.logprobs        [n, vocabulary] fp32
+or with --top K:
+  ID.top_ids   [n, K] int32          ID.top_logprobs    [n, K] fp32
+                                     ID.token_logprobs  [n - 1] fp32, of token i + 1
+With --raw-logits the arrays are called logits, top_logits and token_logits.
+What follows -- goes to vLLM's engine, for example -- --tensor-parallel-size 2.
+A run that was stopped goes on where it was when the same command is given again.
+"""
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command's arguments."""
+    parser = commands.add_parser(
+        "score",
+        help="log-probabilities of token sequences, through the engine",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--model", type=Path, required=True, metavar="DIR", help="checkpoint folder")
+    parser.add_argument("--input", type=Path, required=True, metavar="FILE.jsonl", help="sequences of token ids")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE.safetensors", help="where the result goes")
+    parser.add_argument("--top", type=int, default=None, metavar="K", help="the K most likely tokens only")
+    parser.add_argument(
+        "--decode-from", type=int, default=None, metavar="N", help="feed tokens from position N on one at a time"
+    )
+    parser.add_argument("--raw-logits", action="store_true", help="logits in place of log-probabilities")
+    parser.add_argument("engine_flags", nargs="*", metavar="-- FLAGS", help="flags of vLLM's engine")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Score every record that is not stored yet, then write the output."""
+    vocab_size = _vocab_size(arguments.model)
+    if arguments.top is not None and not 1 <= arguments.top <= vocab_size:
+        raise SettingError(f"score: --top is {arguments.top}, expected 1 to {vocab_size}, the vocabulary")
+    records = read_records(arguments.input, vocab_size, arguments.decode_from)
+    store = ResultStore(arguments.out, _manifest(arguments))
+    if not store.open():
+        say(f"score: {arguments.out} is complete, nothing to do")
+        return 0
+    try:
+        finished = store.finished()
+        missing = [record for record in records if record.name not in finished]
+        if missing:
+            try:
+                _score_missing(arguments, vocab_size, missing, store)
+            except KeyboardInterrupt:
+                kept = len(store.finished())
+                say(f"\nscore: stopped; {kept} of {len(records)} records are kept, the same command goes on")
+                return INTERRUPTED
+        store.merge([record.name for record in records])
+    finally:
+        store.close()
+    say(f"score: {len(records)} records, {sum(len(r.tokens) for r in records)} tokens -> {arguments.out}")
+    return 0
+
+
+def _score_missing(arguments: argparse.Namespace, vocab_size: int, missing: list[Any], store: ResultStore) -> None:
+    platform_class()  # before torch, Triton and vLLM are imported
+    decision = current_decision()
+    if decision is None:
+        raise PlatformError("score: DEEPINFER_DISABLE is 1, expected 0; unset it")
+    from tqdm import tqdm
+
+    from deepinfer_plugin.scoring.engine import Plan, build_engine, score
+
+    plan = Plan(
+        model=arguments.model,
+        vocab_size=vocab_size,
+        top=arguments.top,
+        raw_logits=arguments.raw_logits,
+        is_cpu=decision.accelerator is Accelerator.CPU,
+        engine_flags=tuple(arguments.engine_flags),
+    )
+    engine = build_engine(plan, missing)
+    with tqdm(total=sum(len(record.tokens) for record in missing), unit="token", desc="score") as bar:
+        for record, arrays in score(engine, plan, missing, bar.update):
+            store.put(record.name, arrays)
+
+
+def _vocab_size(model: Path) -> int:
+    """Vocabulary of the checkpoint; vLLM reads and checks the rest of the config."""
+    path = model / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        return int(config.get("text_config", config)["vocab_size"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            f"score: {path} gives no vocab_size ({type(error).__name__}: {error}), expected that of a checkpoint; "
+            "check --model"
+        ) from None
+
+
+def _manifest(arguments: argparse.Namespace) -> dict[str, object]:
+    """Everything the results depend on; a partial result of another manifest is not continued."""
+    return {
+        "input": hashlib.sha256(arguments.input.read_bytes()).hexdigest(),
+        "model": _model_files(arguments.model),
+        "top": arguments.top,
+        "decode_from": arguments.decode_from,
+        "raw_logits": arguments.raw_logits,
+        "engine_flags": list(arguments.engine_flags),
+        "settings": Settings.from_envs().to_json(),
+        "versions": provenance.versions(),
+    }
+
+
+def _model_files(model: Path) -> dict[str, str]:
+    """Per file of the checkpoint its hash, or size and time of change where it is large."""
+    found: dict[str, str] = {}
+    for path in sorted(model.iterdir()):
+        if path.suffix not in (".json", ".safetensors"):
+            continue
+        state = path.stat()
+        if state.st_size <= WHOLE_HASH_BYTES:
+            found[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
+        else:
+            found[path.name] = f"{state.st_size} bytes, changed {state.st_mtime_ns}"
+    return found

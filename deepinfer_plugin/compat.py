@@ -1,0 +1,85 @@
+"""Supported vLLM versions, and the ledger of what the plugin changes in vLLM. Loads neither torch nor vLLM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+from deepinfer_plugin.errors import PlatformError
+
+SUPPORTED_VLLM = ">=0.33.0,<0.34"
+_OLDEST = (0, 33, 0)
+_TOO_NEW = (0, 34)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patch:
+    """One change to vLLM's behaviour that no extension point offers."""
+
+    what: str
+    why: str
+    upstream: str
+    removal: str
+
+
+PATCHES: tuple[Patch, ...] = (
+    Patch(
+        what="torch op _C::init_cpu_memory_env defined where vLLM's compiled CPU extension is absent",
+        why="CPUWorker calls it; the released wheel carries CUDA code only. It binds memory to a NUMA node: no result "
+        "depends on it",
+        upstream="vllm/v1/worker/cpu_worker.py, vLLM 0.33.0",
+        removal="the released wheel runs CPUWorker without its CPU extension",
+    ),
+    Patch(
+        what="entry DeepseekV41ForCausalLM of vllm.model_executor.models.config.MODELS_CONFIG_MAP replaced by a class "
+        "that calls vLLM's and then checks configuration, checkpoint and options",
+        why="a wrong checkpoint or option should end in one error before an engine process starts; no extension point "
+        "runs there for a model",
+        upstream="vllm/model_executor/models/config.py, vLLM 0.33.0",
+        removal="vLLM calls a hook of the registered model class from ModelConfig",
+    ),
+    Patch(
+        what="modules of Triton forgotten once, before vLLM imports them, on a host without an accelerator",
+        why="import torch of PyTorch 2.14 imports Triton before the platform can switch its interpreter on",
+        upstream="torch/_dynamo/utils.py, PyTorch 2.14.0",
+        removal="TRITON_INTERPRET takes effect after Triton's import, or torch imports Triton late",
+    ),
+)
+
+
+def installed_vllm() -> str | None:
+    """Version of the installed vLLM, read without importing it; None where there is none."""
+    try:
+        return version("vllm")
+    except PackageNotFoundError:
+        return None
+
+
+def check_vllm_version(found: str | None) -> None:
+    """Refuse a vLLM that this plugin was not tested with.
+
+    Args:
+        found: the installed version, or None.
+
+    Raises:
+        PlatformError: the version is outside SUPPORTED_VLLM.
+    """
+    if found is not None and _OLDEST <= _release(found) < _TOO_NEW:
+        return
+    raise PlatformError(
+        f"registration: vLLM is {found or 'not installed'}, expected {SUPPORTED_VLLM}; run "
+        f"pip install 'vllm{SUPPORTED_VLLM}', or set DEEPINFER_DISABLE=1 to use vLLM without this plugin"
+    )
+
+
+def _release(text: str) -> tuple[int, ...]:
+    """Leading numbers of a version: 0.33.1rc2+cpu -> (0, 33, 1)."""
+    numbers: list[int] = []
+    for part in text.split("+")[0].split("."):
+        digits = part[: len(part) - len(part.lstrip("0123456789"))]
+        if not digits:
+            break
+        numbers.append(int(digits))
+        if digits != part:
+            break
+    return tuple(numbers)

@@ -1,0 +1,75 @@
+"""Fixtures of the plugin's tests: the small checkpoints, written once per session, and reference models on them.
+
+Imports are inside the fixtures: a test that needs no model pays nothing for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    import torch
+
+    from deepinfer_plugin.reference.golden import Checkpoint
+    from deepinfer_plugin.reference.model import ReferenceModel
+    from deepinfer_plugin.settings import Arithmetic
+
+CheckpointFixture = Callable[..., Path]
+ModelFixture = Callable[..., "ReferenceModel"]
+WeightsFixture = Callable[["Checkpoint"], "dict[str, torch.Tensor]"]
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> CheckpointFixture:
+    """``checkpoint("tiny", 0)`` or ``checkpoint("tiny", 0, 0.5)``: folder of a small checkpoint, written on first use.
+
+    The folder is shared by the session: copy it before changing a file.
+    """
+    from deepinfer_plugin.reference.tiny import write_checkpoint
+
+    folders: dict[tuple[str, int, float | None], Path] = {}
+
+    def write(name: str, seed: int, swiglu_limit: float | None = None) -> Path:
+        key = (name, seed, swiglu_limit)
+        if key not in folders:
+            folders[key] = tmp_path_factory.mktemp(f"{name}-s{seed}-")
+            write_checkpoint(name, seed, folders[key], swiglu_limit)
+        return folders[key]
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def text_weights(checkpoint: CheckpointFixture) -> WeightsFixture:
+    """Tensors of the text model of a small checkpoint, one copy per session; not to be written to."""
+    from deepinfer_plugin.reference.model import load_text_weights
+
+    loaded: dict[Checkpoint, dict[str, torch.Tensor]] = {}
+
+    def load(key: Checkpoint) -> dict[str, torch.Tensor]:
+        if key not in loaded:
+            loaded[key] = load_text_weights(checkpoint(key.name, key.seed, key.swiglu_limit))
+        return loaded[key]
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def reference_model(checkpoint: CheckpointFixture, text_weights: WeightsFixture) -> ModelFixture:
+    """``reference_model(Checkpoint("tiny", 0), Arithmetic.S32)``, built on first use; it keeps nothing of a request."""
+    from deepinfer_plugin.model.config import ModelConfig
+    from deepinfer_plugin.reference.model import ReferenceModel
+
+    models: dict[tuple[Checkpoint, Arithmetic], ReferenceModel] = {}
+
+    def build(key: Checkpoint, arithmetic: Arithmetic) -> ReferenceModel:
+        if (key, arithmetic) not in models:
+            config = ModelConfig.from_model_dir(checkpoint(key.name, key.seed, key.swiglu_limit))
+            models[key, arithmetic] = ReferenceModel(config, text_weights(key), arithmetic)
+        return models[key, arithmetic]
+
+    return build

@@ -1,0 +1,1 @@
+"""From text to tokens, and what the model derives from the tokenizer."""

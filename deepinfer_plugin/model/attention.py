@@ -1,0 +1,102 @@
+"""Latent sparse attention: window keys of the layer and selected entries of its KV source, in one softmax."""
+
+import torch
+from deepinfer_kernels.kv_store import store_records
+from deepinfer_kernels.rope import rope
+from deepinfer_kernels.sparse_attention import sparse_attention
+from torch import nn
+
+from deepinfer_plugin.cache.layers import CacheLayer
+from deepinfer_plugin.cache.specs import window_spec
+from deepinfer_plugin.model.compressor import Compressor
+from deepinfer_plugin.model.context import BuildContext
+from deepinfer_plugin.model.indexer import Indexer, Selection
+from deepinfer_plugin.model.linear import GroupedQuantizedLinear, QuantizedLinear, RMSNorm, frozen
+from deepinfer_plugin.model.step import Step
+
+
+class Attention(nn.Module):
+    """Attention of one layer. ``kv_source`` is the layer whose entries it reads, itself where it is one."""
+
+    def __init__(self, context: BuildContext, layer: int, prefix: str, kv_source: "Attention | None") -> None:
+        super().__init__()
+        config, quantize = context.config, context.arithmetic.quantize
+        heads, head_dim, groups = config.num_attention_heads, config.head_dim, config.o_groups
+        self.num_heads, self.head_dim, self.num_groups = heads, head_dim, groups
+        self.ratio = config.compress_ratios[layer]
+        self.records, self.arithmetic = context.records, context.arithmetic
+        self.softmax_scale = head_dim**-0.5
+        self.attn_sink = frozen(heads, dtype=torch.float32)
+        self.q_norm = RMSNorm(config.q_lora_rank, config.rms_norm_eps)
+        self.kv_norm = RMSNorm(head_dim, config.rms_norm_eps)
+        self.wq_a = QuantizedLinear(config.q_lora_rank, config.hidden_size, quantize_input=quantize)
+        self.wq_b = QuantizedLinear(heads * head_dim, config.q_lora_rank, quantize_input=quantize)
+        self.wkv = QuantizedLinear(head_dim, config.hidden_size, quantize_input=quantize)
+        self.wo_a = GroupedQuantizedLinear(groups, config.o_lora_rank, heads * head_dim // groups)
+        self.wo_b = QuantizedLinear(config.hidden_size, groups * config.o_lora_rank, quantize_input=quantize)
+        self.window = CacheLayer(
+            context.vllm_config,
+            f"{prefix}.window",
+            window_spec(context.vllm_config, context.records, config.sliding_window),
+        )
+        self.compressor = Compressor(context, layer, f"{prefix}.compressor") if config.is_kv_source(layer) else None
+        self.indexer = Indexer(context, layer, f"{prefix}.indexer") if config.is_index_source(layer) else None
+        # not registered as children: the caches belong to the source layer
+        self._entries: tuple[CacheLayer, CacheLayer] | None = None
+        if self.compressor is not None and self.indexer is not None:
+            self._entries = (self.compressor.entries, self.indexer.keys)
+        elif kv_source is not None:
+            self._entries = kv_source._entries
+
+    def forward(
+        self, x: torch.Tensor, step: Step | None, selection: Selection | None
+    ) -> tuple[torch.Tensor, Selection | None]:
+        """Attend, and pass the selection on to the layers that share it.
+
+        Args:
+            x: [num_tokens, hidden_size], attn-normed.
+            step: the batch; None in a run that only measures memory, where the core is left out.
+            selection: of the last index source.
+
+        Returns:
+            [num_tokens, hidden_size] and the selection in force after this layer.
+        """
+        low_rank_query = self.q_norm(self.wq_a(x))
+        query = self.wq_b(low_rank_query).view(-1, self.num_heads, self.head_dim)
+        key_value = self.kv_norm(self.wkv(x))
+        if step is None:
+            return self._project(query), selection
+        rotation = step.rotation(self.ratio)
+        query = rope(query, rotation.cos, rotation.sin)
+        window = self.window.metadata(step.attn_metadata)
+        store_records(
+            self.window.kv_cache,
+            step.token_write_slots(window),
+            rope(key_value, rotation.cos, rotation.sin),
+            self.records.window_format,
+        )
+        if self.compressor is not None and self.indexer is not None:
+            self.indexer.store(self.compressor(x, step), step)
+        if self.indexer is not None and self._entries is not None:
+            selection = self.indexer.select(x, low_rank_query, self._entries[1], step, selection)
+        has_entries = self._entries is not None and selection is not None
+        out = sparse_attention(
+            query,
+            self.window.kv_cache,
+            step.window_slots(window),
+            self._entries[0].kv_cache if self._entries is not None else None,
+            selection.slots if selection is not None and has_entries else None,
+            self.attn_sink,
+            self.softmax_scale,
+            window_format=self.records.window_format,
+            compressed_format=self.records.compressed_format,
+            round_p=self.arithmetic.is_exact_bf16,
+            cos=rotation.cos,
+            sin=rotation.sin,
+        )
+        return self._project(out), selection
+
+    def _project(self, out: torch.Tensor) -> torch.Tensor:
+        """out: [num_tokens, num_heads, head_dim] -> [num_tokens, hidden_size]."""
+        num_tokens = out.shape[0]
+        return self.wo_b(self.wo_a(out.reshape(num_tokens, self.num_groups, -1)).reshape(num_tokens, -1))

@@ -1,0 +1,79 @@
+"""Checks in the front-end process, before an engine starts: configuration, checkpoint files, engine options."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vllm.config.compilation import CUDAGraphMode
+from vllm.logger import init_logger
+from vllm.model_executor.models.config import DeepseekV4ForCausalLMConfig
+
+from deepinfer_plugin.errors import ConfigError
+from deepinfer_plugin.model.config import ModelConfig
+from deepinfer_plugin.model.weights import check_checkpoint, check_tokenizer
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig as EngineModelConfig
+    from vllm.config import VllmConfig
+
+logger = init_logger(f"vllm.{__name__}")
+
+
+class DeepseekV41Checks(DeepseekV4ForCausalLMConfig):
+    """vLLM's hook for the architecture: what vLLM does there, then our checks.
+
+    Raises:
+        ConfigError: config.json or an engine option is one that the model cannot serve.
+        CheckpointError: a file of a local checkpoint is missing, damaged or contradicts another one.
+    """
+
+    @staticmethod
+    def verify_and_update_model_config(model_config: "EngineModelConfig") -> None:
+        config = ModelConfig.from_hf(model_config.hf_config)
+        model_dir = Path(model_config.model)
+        if model_dir.is_dir():
+            check_tokenizer(model_dir, config)
+            if any(model_dir.glob("*.safetensors*")):
+                check_checkpoint(model_dir, config)
+        DeepseekV4ForCausalLMConfig.verify_and_update_model_config(model_config)
+
+    @staticmethod
+    def verify_and_update_config(vllm_config: "VllmConfig") -> None:
+        check_engine_options(vllm_config)
+        if vllm_config.cache_config.swa_bounded_replay:
+            vllm_config.cache_config.swa_bounded_replay = False
+            logger.info("SWA bounded replay is off: window KV is cached with the prefix and a hit is exact")
+        # the reference kernels choose shapes from the data, which a CUDA graph cannot replay
+        vllm_config.compilation_config.cudagraph_mode = CUDAGraphMode.NONE
+
+
+def check_engine_options(vllm_config: "VllmConfig") -> None:
+    """Refuse what this version cannot serve, naming the option.
+
+    Raises:
+        ConfigError: a parallel size above 1, speculative decoding, LoRA, or an odd block size.
+    """
+    parallel, cache = vllm_config.parallel_config, vllm_config.cache_config
+    for name in (
+        "tensor_parallel_size",
+        "pipeline_parallel_size",
+        "data_parallel_size",
+        "prefill_context_parallel_size",
+        "decode_context_parallel_size",
+    ):
+        size = getattr(parallel, name)
+        if size != 1:
+            raise ConfigError(
+                f"DeepseekV41ForCausalLM: {name} is {size}, expected 1; this version serves the model on one device"
+            )
+    if vllm_config.speculative_config is not None:
+        raise ConfigError(
+            f"DeepseekV41ForCausalLM: speculative_config.method is {vllm_config.speculative_config.method!r}, expected "
+            "none; this version has no draft model, leave --speculative-config out"
+        )
+    if vllm_config.lora_config is not None:
+        raise ConfigError("DeepseekV41ForCausalLM: lora_config is set, expected none; leave --enable-lora out")
+    if cache.user_specified_block_size and cache.block_size % 32 != 0:
+        raise ConfigError(
+            f"DeepseekV41ForCausalLM: block_size is {cache.block_size}, expected a multiple of 32; "
+            "leave --block-size out for the default"
+        )

@@ -1,0 +1,94 @@
+"""Engram: hashed n-gram memory added to the residual streams in front of two layers."""
+
+import torch
+from torch import nn
+
+from deepinfer_kernels.engram_gate import engram_gate
+from deepinfer_kernels.engram_hash import EngramLayerHash, engram_layout, engram_rows
+from deepinfer_kernels.engram_lookup import engram_lookup
+from deepinfer_plugin.model.config import ModelConfig
+from deepinfer_plugin.model.context import BuildContext
+from deepinfer_plugin.model.linear import QuantizedLinear, frozen
+
+
+def ngram_ids(token_ids: torch.Tensor, token_map: torch.Tensor, pad_id: int, image_token_id: int) -> torch.Tensor:
+    """Compressed ids of a token and its predecessors; an image token or the start of the sequence cuts the n-gram.
+
+    Args:
+        token_ids: [num_tokens, max_ngram_size] int64: the token, then its predecessors; -1: before the start.
+        token_map: [vocab_size] int64, token id to compressed id.
+        pad_id: compressed id that stands behind a cut.
+        image_token_id: id of the image placeholder.
+
+    Returns:
+        [num_tokens, max_ngram_size] int64 compressed ids.
+
+    Source: spec section 2.9.
+    """
+    is_cut = ((token_ids < 0) | (token_ids == image_token_id)).cummax(dim=1).values
+    return torch.where(is_cut, pad_id, token_map[token_ids.clamp_min(0)])
+
+
+class EngramTable(nn.Module):
+    """Rows of 8-bit values with one E8M0 byte per 32 columns."""
+
+    def __init__(self, num_rows: int, width: int) -> None:
+        super().__init__()
+        self.weight = frozen(num_rows, width, dtype=torch.float8_e4m3fn)
+        self.scale = frozen(num_rows, width // 32, dtype=torch.uint8)
+
+
+class Engram(nn.Module):
+    """The memory of one layer."""
+
+    multipliers: torch.Tensor
+    primes: torch.Tensor
+    offsets: torch.Tensor
+
+    def __init__(self, context: BuildContext, layer: int) -> None:
+        super().__init__()
+        config = context.config
+        num_columns = (config.engram_max_ngram_size - 1) * config.engram_n_heads
+        num_rows = config.engram_num_embeddings[config.engram_layer_ids.index(layer)]
+        self.eps = config.rms_norm_eps
+        self.dtype = context.arithmetic.activation_dtype
+        self.num_streams, self.hidden_size = config.hc_mult, config.hidden_size
+        self.embed = EngramTable(num_rows, config.engram_head_dim)
+        self.wkv = QuantizedLinear(
+            (config.hc_mult + 1) * config.hidden_size,
+            num_columns * config.engram_head_dim,
+            quantize_input=context.arithmetic.quantize,
+        )
+        self.q_weight = frozen(config.hc_mult, config.hidden_size, dtype=torch.bfloat16)
+        self.k_weight = frozen(config.hc_mult, config.hidden_size, dtype=torch.bfloat16)
+        layout = hash_layout(config)[layer]
+        for name in ("multipliers", "primes", "offsets"):
+            values = torch.tensor(getattr(layout, name), dtype=torch.int64)
+            self.register_buffer(name, values, persistent=False)
+
+    def forward(self, streams: torch.Tensor, compressed_ids: torch.Tensor) -> torch.Tensor:
+        """Add the gated memory of each row's n-grams.
+
+        Args:
+            streams: [num_tokens, hc_mult, hidden_size].
+            compressed_ids: [num_tokens, engram_max_ngram_size] int64, see ``ngram_ids``.
+
+        Returns:
+            New streams, same shape and dtype.
+        """
+        rows = engram_rows(compressed_ids, self.multipliers, self.primes, self.offsets)
+        key_value = self.wkv(engram_lookup(self.embed.weight, self.embed.scale, rows, self.dtype))
+        key, value = key_value.split((self.num_streams * self.hidden_size, self.hidden_size), dim=1)
+        key = key.view(-1, self.num_streams, self.hidden_size)
+        return engram_gate(streams, key, value, self.q_weight, self.k_weight, self.eps, None)
+
+
+def hash_layout(config: ModelConfig) -> dict[int, EngramLayerHash]:
+    """Multipliers, primes and offsets of every Engram layer."""
+    return engram_layout(
+        config.engram_layer_ids,
+        config.engram_n_heads,
+        config.engram_max_ngram_size,
+        config.engram_vocab_size,
+        config.engram_compressed_vocab_size,
+    )

@@ -1,0 +1,161 @@
+"""DeepSeek-V4.1-Flash for vLLM: the layers in order, and the interface vLLM expects of a text model."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import torch
+from deepinfer_kernels.hc_collapse import hc_collapse
+from torch import nn
+from torch.nn import functional
+from vllm.forward_context import get_forward_context
+from vllm.logger import init_logger
+
+from deepinfer_plugin import __version__
+from deepinfer_plugin.cache.records import KVRecords
+from deepinfer_plugin.encoding.token_map import build_token_map
+from deepinfer_plugin.model.block import Block
+from deepinfer_plugin.model.config import ModelConfig
+from deepinfer_plugin.model.context import BuildContext
+from deepinfer_plugin.model.engram import ngram_ids
+from deepinfer_plugin.model.hyper_connection import identity_pre_mix
+from deepinfer_plugin.model.indexer import Selection
+from deepinfer_plugin.model.linear import PlainLinear, RMSNorm, frozen
+from deepinfer_plugin.model.rope import RotaryTables
+from deepinfer_plugin.model.step import Step
+from deepinfer_plugin.model.weights import load_into
+from deepinfer_plugin.platforms.capabilities import KERNEL_SET
+from deepinfer_plugin.settings import Settings
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.sequence import IntermediateTensors
+
+    from deepinfer_plugin.worker.model_state import DeepInferModelState
+
+logger = init_logger(f"vllm.{__name__}")
+
+
+class Embedding(nn.Module):
+    """Token embeddings, bf16 as stored."""
+
+    def __init__(self, vocab_size: int, hidden_size: int) -> None:
+        super().__init__()
+        self.weight = frozen(vocab_size, hidden_size, dtype=torch.bfloat16)
+
+    def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """token_ids: [num_tokens] -> [num_tokens, hidden_size] bf16."""
+        return functional.embedding(token_ids, self.weight)
+
+
+class DeepseekV41ForCausalLM(nn.Module):
+    """The text model under the architecture name of the released checkpoint.
+
+    Raises:
+        ConfigError: config.json describes a model that this class cannot serve.
+    """
+
+    def __init__(self, *, vllm_config: "VllmConfig", prefix: str = "") -> None:
+        super().__init__()
+        settings = Settings.from_envs()
+        config = ModelConfig.from_hf(vllm_config.model_config.hf_config)
+        context = BuildContext(
+            vllm_config=vllm_config,
+            config=config,
+            arithmetic=settings.arithmetic,
+            records=KVRecords.from_model(config, settings.arithmetic),
+        )
+        self.config, self.arithmetic = config, settings.arithmetic
+        self.embed = Embedding(config.vocab_size, config.hidden_size)
+        self.rotary = RotaryTables(config)
+        self.layers = nn.ModuleList()
+        kv_source = None
+        for layer in range(config.num_hidden_layers):
+            block = Block(context, layer, f"{prefix}layers.{layer}", kv_source)
+            kv_source = block.attn if config.is_kv_source(layer) else kv_source
+            self.layers.append(block)
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.head = PlainLinear(config.vocab_size, config.hidden_size)
+        self.register_buffer("token_map", _token_map(vllm_config, config), persistent=False)
+        self.pad_id = int(self.token_map[config.engram_pad_token_id]) if config.engram_layer_ids else 0
+        logger.info(
+            "deepinfer_plugin %s serves DeepseekV41ForCausalLM; kernel set: %s; arithmetic: %s",
+            __version__,
+            KERNEL_SET,
+            settings.arithmetic.value,
+        )
+
+    @staticmethod
+    def get_model_state_cls() -> type["DeepInferModelState"]:
+        """Hooks of vLLM's model runner V2."""
+        from deepinfer_plugin.worker.model_state import DeepInferModelState
+
+        return DeepInferModelState
+
+    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """input_ids: [num_tokens] -> [num_tokens, hidden_size] in the activation dtype."""
+        return self.embed(input_ids).to(self.arithmetic.activation_dtype)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        intermediate_tensors: "IntermediateTensors | None" = None,
+        inputs_embeds: torch.Tensor | None = None,
+        *,
+        lookback_ids: torch.Tensor,
+    ) -> torch.Tensor:
+        """Run all layers on the rows of a step.
+
+        Args:
+            input_ids: [num_tokens] token ids.
+            positions: [num_tokens] int64, absolute position of each token in its request.
+            intermediate_tensors: unused; the model runs on one pipeline stage.
+            inputs_embeds: unused; text only.
+            lookback_ids: [num_tokens, engram_max_ngram_size - 1] int64, the ids before each token, nearest first,
+                -1 before the start of the request.
+
+        Returns:
+            [num_tokens, hidden_size], after the final norm.
+
+        Invariance: bitwise per row, given the request's tokens; the other rows of the step do not matter.
+        """
+        del intermediate_tensors, inputs_embeds
+        attn_metadata = get_forward_context().attn_metadata
+        step = Step(positions, attn_metadata, self.rotary, self.config.sliding_window) if attn_metadata else None
+        compressed_ids = None
+        if self.config.engram_layer_ids:
+            ngrams = torch.cat((input_ids[:, None].long(), lookback_ids), dim=1)
+            compressed_ids = ngram_ids(ngrams, self.token_map, self.pad_id, self.config.image_token_id)
+        embedded = self.embed_input_ids(input_ids)
+        streams = embedded[:, None, :].expand(-1, self.config.hc_mult, -1).contiguous()
+        pre = identity_pre_mix(streams)
+        selection: Selection | None = None
+        for block in self.layers:
+            if block.engram is not None:
+                streams = block.engram(streams, compressed_ids)
+            streams, pre, selection = block(streams, pre, step, selection)
+        return self.norm(hc_collapse(streams, pre))
+
+    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """hidden_states: [num_rows, hidden_size] -> [num_rows, vocab_size] fp32."""
+        return self.head(hidden_states, torch.float32)
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        """Fill the parameters from checkpoint tensors; every tensor is consumed exactly once.
+
+        Raises:
+            CheckpointError: a tensor is missing, unknown, given twice, or has the wrong shape or dtype.
+        """
+        return load_into(self, weights, self.config)
+
+
+def _token_map(vllm_config: "VllmConfig", config: ModelConfig) -> torch.Tensor:
+    """Token id to compressed id for the Engram layers, [vocab_size] int64; empty without such layers."""
+    if not config.engram_layer_ids:
+        return torch.empty(0, dtype=torch.int64)
+    from vllm.tokenizers import cached_tokenizer_from_config
+
+    tokenizer = cached_tokenizer_from_config(vllm_config.model_config)
+    return build_token_map(
+        tokenizer.backend_tokenizer, config.vocab_size, config.engram_compressed_vocab_size
+    ).long()

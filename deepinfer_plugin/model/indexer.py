@@ -1,0 +1,133 @@
+"""Lightning indexer: which compressed entries a query attends, chosen once for several layers."""
+
+from dataclasses import dataclass
+
+import torch
+from deepinfer_kernels.indexer_logits import indexer_logits
+from deepinfer_kernels.indexer_topk import candidate_blocks, mask_to_candidates, topk_indices
+from deepinfer_kernels.kv_store import store_records
+from deepinfer_kernels.mxfp4_quant import mxfp4_fake_quant
+from deepinfer_kernels.rope import rope
+from deepinfer_kernels.swa_indices import entry_slots
+from torch import nn
+
+from deepinfer_plugin.cache.layers import CacheLayer
+from deepinfer_plugin.cache.specs import entry_spec
+from deepinfer_plugin.model.context import BuildContext
+from deepinfer_plugin.model.linear import PlainLinear, QuantizedLinear, RMSNorm
+from deepinfer_plugin.model.step import Step
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Entries chosen by an index source, for it and the layers after it.
+
+    slots: [num_tokens, index_topk] int64 entry slots in the cache of the KV source, -1: none.
+    candidates: [num_tokens, candidate_topk_blocks] int32 ascending block ids, or None before the candidate source.
+    """
+
+    slots: torch.Tensor
+    candidates: torch.Tensor | None
+
+
+class IndexKeys(nn.Module):
+    """Index keys of a KV source, made from its unrotated latents."""
+
+    def __init__(self, context: BuildContext, layer: int, prefix: str) -> None:
+        super().__init__()
+        config, records = context.config, context.records
+        self.ratio = config.compress_ratios[layer]
+        self.format = records.index_format
+        self.wk = PlainLinear(config.index_head_dim, config.head_dim)
+        self.k_norm = RMSNorm(config.index_head_dim, config.rms_norm_eps)
+        self.keys = CacheLayer(
+            context.vllm_config, f"{prefix}.keys", entry_spec(context.vllm_config, records.index_bytes, self.ratio)
+        )
+
+    def store(self, latent: torch.Tensor, step: Step) -> None:
+        """latent: [num_tokens, head_dim], as the compressor returned it."""
+        rotation = step.entry_rotation(self.ratio)
+        keys = rope(self.k_norm(self.wk(latent)), rotation.cos, rotation.sin)
+        slots = step.entry_write_slots(self.keys.metadata(step.attn_metadata), self.ratio)
+        store_records(self.keys.kv_cache, slots, keys, self.format)
+
+
+class Indexer(IndexKeys):
+    """Scores and selects. Owns keys only in a KV source; elsewhere it scores the keys of its KV source."""
+
+    def __init__(self, context: BuildContext, layer: int, prefix: str) -> None:
+        config = context.config
+        if config.is_kv_source(layer):
+            super().__init__(context, layer, prefix)
+        else:
+            nn.Module.__init__(self)
+            self.ratio = config.compress_ratios[layer]
+            self.format = context.records.index_format
+        self.num_heads, self.head_dim = config.index_n_heads, config.index_head_dim
+        self.topk = config.index_topk
+        self.num_candidate_blocks = config.candidate_topk_blocks
+        self.candidate_block_size = config.candidate_block_size
+        self.publishes_candidates = layer == config.candidate_source_layer_id
+        self.arithmetic = context.arithmetic
+        self.wq_b = QuantizedLinear(
+            self.num_heads * self.head_dim, config.q_lora_rank, quantize_input=context.arithmetic.quantize
+        )
+        self.weights_proj = PlainLinear(self.num_heads, config.hidden_size)
+        self.weight_scale = self.head_dim**-0.5 * self.num_heads**-0.5
+
+    def select(
+        self,
+        x: torch.Tensor,
+        low_rank_query: torch.Tensor,
+        key_cache: CacheLayer,
+        step: Step,
+        previous: Selection | None,
+    ) -> Selection:
+        """Choose entries for every row.
+
+        Args:
+            x: [num_tokens, hidden_size], attn-normed.
+            low_rank_query: [num_tokens, q_lora_rank], normed.
+            key_cache: index keys of the KV source.
+            step: the batch.
+            previous: selection of the index source before this one; carries the candidate blocks.
+        """
+        scores, num_visible = self._scores(x, low_rank_query, key_cache, step)
+        candidates = previous.candidates if previous is not None else None
+        if self.publishes_candidates:
+            candidates = candidate_blocks(scores, num_visible, self.num_candidate_blocks, self.candidate_block_size)
+        elif candidates is not None:
+            scores = mask_to_candidates(scores, candidates, self.candidate_block_size)
+        metadata = key_cache.metadata(step.attn_metadata)
+        slots = entry_slots(
+            topk_indices(scores, self.topk),
+            step.req_idx,
+            metadata.block_table,
+            metadata.block_size // self.ratio,
+        )
+        return Selection(slots, candidates)
+
+    def _scores(
+        self, x: torch.Tensor, low_rank_query: torch.Tensor, key_cache: CacheLayer, step: Step
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        rotation = step.rotation(self.ratio)
+        query = self.wq_b(low_rank_query).view(-1, self.num_heads, self.head_dim)
+        query = rope(query, rotation.cos, rotation.sin)
+        if self.arithmetic.quantize:
+            query = mxfp4_fake_quant(query)
+        weights = self.weights_proj(x) * self.weight_scale
+        num_visible = (step.positions + 1) // self.ratio
+        metadata = key_cache.metadata(step.attn_metadata)
+        scores = indexer_logits(
+            query,
+            weights,
+            key_cache.kv_cache,
+            metadata.block_table,
+            step.req_idx,
+            num_visible,
+            max(step.max_seq_len // self.ratio, 1),
+            fmt=self.format,
+            entries_per_block=metadata.block_size // self.ratio,
+            round_bf16=self.arithmetic.is_exact_bf16,
+        )
+        return scores, num_visible

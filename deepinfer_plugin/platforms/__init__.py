@@ -1,0 +1,1 @@
+"""Which machine this is, and the platform classes vLLM is given."""

@@ -1,0 +1,83 @@
+"""What the present machine offers, as one dataclass. Loads neither torch nor vLLM, initialises no device."""
+
+from __future__ import annotations
+
+import importlib
+import platform
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from deepinfer_plugin.platforms.detect import Decision
+from deepinfer_plugin.settings import Accelerator
+
+KERNEL_SET = "reference"  # plain PyTorch on every device, until the Triton kernels join
+_BYTES_PER_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """One machine. ``memory_mib`` is that of one device, or of the host where the CPU computes."""
+
+    accelerator: str
+    device_name: str
+    num_devices: int
+    compute_capability: str | None
+    memory_mib: int
+    kernel_set: str
+
+    @classmethod
+    def from_decision(cls, decision: Decision) -> Capabilities:
+        """Ask the driver's management library, or the kernel of the host, for names and sizes."""
+        if decision.accelerator is Accelerator.NVIDIA:
+            return cls._nvidia()
+        return cls(
+            accelerator=decision.accelerator.value,
+            device_name=_cpu_name() if decision.accelerator is Accelerator.CPU else decision.why,
+            num_devices=1,
+            compute_capability=None,
+            memory_mib=_host_memory_mib(),
+            kernel_set=KERNEL_SET,
+        )
+
+    @classmethod
+    def _nvidia(cls) -> Capabilities:
+        nvml = importlib.import_module("pynvml")  # a dependency of vLLM
+        nvml.nvmlInit()
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(0)
+            major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+            return cls(
+                accelerator=Accelerator.NVIDIA.value,
+                device_name=str(nvml.nvmlDeviceGetName(handle)),
+                num_devices=int(nvml.nvmlDeviceGetCount()),
+                compute_capability=f"{major}.{minor}",
+                memory_mib=int(nvml.nvmlDeviceGetMemoryInfo(handle).total) // _BYTES_PER_MIB,
+                kernel_set=KERNEL_SET,
+            )
+        finally:
+            nvml.nvmlShutdown()
+
+    def to_json(self) -> dict[str, object]:
+        """Plain values, for provenance and status."""
+        return asdict(self)
+
+
+def _cpu_name() -> str:
+    for line in _read_proc("cpuinfo"):
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _host_memory_mib() -> int:
+    for line in _read_proc("meminfo"):
+        if line.startswith("MemTotal:"):
+            return int(line.split()[1]) // 1024
+    return 0
+
+
+def _read_proc(name: str) -> list[str]:
+    try:
+        return Path("/proc", name).read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []

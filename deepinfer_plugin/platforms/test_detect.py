@@ -1,0 +1,146 @@
+"""The platform decision as a table, and what vLLM is given where the machine is refused."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import EntryPoint
+from types import ModuleType
+
+import pytest
+
+from deepinfer_plugin.errors import PlatformError, SettingError
+from deepinfer_plugin.platforms import detect
+from deepinfer_plugin.platforms.detect import CPU_PLATFORM, REFUSED_PLATFORM, Decision, Machine, decide
+from deepinfer_plugin.platforms.refused import RefusedPlatform
+from deepinfer_plugin.settings import Accelerator
+
+BARE = Machine(num_nvidia=0, other_platforms=())
+GPU = Machine(num_nvidia=2, other_platforms=())
+NPU = Machine(num_nvidia=0, other_platforms=("ascend",))
+OTHER = Machine(num_nvidia=0, other_platforms=("other",))
+AUTO, NVIDIA, ASCEND, CPU = Accelerator
+
+
+@pytest.mark.parametrize(
+    ("wish", "machine", "chosen", "platform"),
+    [
+        (AUTO, BARE, CPU, CPU_PLATFORM),
+        (AUTO, GPU, NVIDIA, None),
+        (AUTO, NPU, ASCEND, None),
+        (AUTO, OTHER, CPU, None),
+        (NVIDIA, GPU, NVIDIA, None),
+        (ASCEND, NPU, ASCEND, None),
+        (CPU, BARE, CPU, CPU_PLATFORM),
+        (CPU, GPU, CPU, CPU_PLATFORM),
+    ],
+)
+def test_a_wish_the_machine_can_fulfil(
+    wish: Accelerator, machine: Machine, chosen: Accelerator, platform: str | None
+) -> None:
+    decision = decide(wish, machine)
+    assert (decision.accelerator, decision.platform, decision.refusal) == (chosen, platform, None)
+
+
+@pytest.mark.parametrize(
+    ("wish", "machine", "found"),
+    [
+        (NVIDIA, BARE, "no NVIDIA GPU"),
+        (NVIDIA, NPU, "platform plugin ascend"),
+        (ASCEND, BARE, "no active platform plugin 'ascend'"),
+        (ASCEND, GPU, "no active platform plugin 'ascend'"),
+        (CPU, NPU, "active platform plugin ascend"),
+        (CPU, OTHER, "active platform plugin other"),
+    ],
+)
+def test_a_wish_the_machine_cannot_fulfil_names_both(wish: Accelerator, machine: Machine, found: str) -> None:
+    refusal = decide(wish, machine).refusal
+    assert refusal is not None
+    assert f"DEEPINFER_ACCELERATOR is '{wish.value}'" in refusal
+    assert found in refusal
+
+
+def use(monkeypatch: pytest.MonkeyPatch, machine: Machine) -> None:
+    monkeypatch.setattr(detect, "find_machine", lambda: machine)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    for name in ("DEEPINFER_ACCELERATOR", "DEEPINFER_DISABLE", "VLLM_USE_V2_MODEL_RUNNER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # restored afterwards: the CPU platform sets it
+
+
+def test_the_cpu_platform_is_given_on_a_bare_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, BARE)
+    assert detect.platform_class() == CPU_PLATFORM
+
+
+def test_a_gpu_is_left_to_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, GPU)
+    assert detect.platform_class() is None
+
+
+def test_a_disabled_plugin_gives_no_platform(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, BARE)
+    monkeypatch.setenv("DEEPINFER_DISABLE", "1")
+    assert detect.platform_class() is None
+
+
+def test_a_refused_machine_raises_when_vllm_makes_the_platform(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, BARE)
+    monkeypatch.setenv("DEEPINFER_ACCELERATOR", "nvidia")
+    assert detect.platform_class() == REFUSED_PLATFORM
+    with pytest.raises(PlatformError, match="'nvidia', but this machine has no NVIDIA GPU"):
+        RefusedPlatform()
+
+
+def test_a_bad_value_raises_when_vllm_makes_the_platform(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, BARE)
+    monkeypatch.setenv("DEEPINFER_ARITHMETIC", "half")
+    assert detect.platform_class() == REFUSED_PLATFORM
+    with pytest.raises(SettingError, match="DEEPINFER_ARITHMETIC is 'half'"):
+        RefusedPlatform()
+
+
+@pytest.mark.parametrize(("visible", "num_nvidia"), [("", 0), ("-1", 0), ("0", 3), (None, 3)])
+def test_hidden_gpus_do_not_count(monkeypatch: pytest.MonkeyPatch, visible: str | None, num_nvidia: int) -> None:
+    monkeypatch.setattr(detect, "_count_nvidia", lambda: 3)
+    monkeypatch.setattr(detect, "entry_points", lambda group: [])
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert detect.find_machine() == Machine(num_nvidia=num_nvidia, other_platforms=())
+
+
+def foreign_module() -> ModuleType:
+    """A module of another package: one plugin that claims the host, one that does not, one that fails."""
+
+    def broken() -> str:
+        raise ImportError("no device library")
+
+    module = ModuleType("foreign")
+    vars(module).update(active=lambda: "some.Platform", inactive=lambda: None, broken=broken)
+    return module
+
+
+@pytest.mark.parametrize(("allowed", "found"), [(None, ("yes",)), ("deepinfer", ()), ("deepinfer,yes", ("yes",))])
+def test_other_platform_plugins_are_asked_as_vllm_asks_them(
+    monkeypatch: pytest.MonkeyPatch, allowed: str | None, found: tuple[str, ...]
+) -> None:
+    monkeypatch.setitem(sys.modules, "foreign", foreign_module())
+    entries = [
+        EntryPoint("deepinfer", "deepinfer_plugin:platform", detect.PLATFORM_GROUP),
+        EntryPoint("yes", "foreign:active", detect.PLATFORM_GROUP),
+        EntryPoint("no", "foreign:inactive", detect.PLATFORM_GROUP),
+        EntryPoint("bad", "foreign:broken", detect.PLATFORM_GROUP),
+    ]
+    monkeypatch.setattr(detect, "entry_points", lambda group: entries)
+    monkeypatch.setattr(detect, "_count_nvidia", lambda: 0)
+    if allowed is None:
+        monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+    else:
+        monkeypatch.setenv("VLLM_PLUGINS", allowed)
+    assert detect.find_machine().other_platforms == found
+
+
+def test_a_decision_says_why() -> None:
+    decisions: list[Decision] = [decide(AUTO, machine) for machine in (BARE, GPU, NPU, OTHER)]
+    assert all(decision.why for decision in decisions)

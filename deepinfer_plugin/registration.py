@@ -1,0 +1,104 @@
+"""What ``register()`` adds to vLLM, in order. Safe to run twice in a process, and in each of vLLM's processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+from typing import TYPE_CHECKING
+
+from deepinfer_plugin import compat, envs
+from deepinfer_plugin.errors import PlatformError
+from deepinfer_plugin.platforms.detect import current_decision
+from deepinfer_plugin.settings import Accelerator, Settings
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig, VllmConfig
+
+ARCHITECTURE = "DeepseekV41ForCausalLM"
+MODEL_MODULE = "deepinfer_plugin.model"
+MODEL_CLASS = "DeepseekV41ForCausalLM"
+
+# vLLM shows the INFO lines of loggers below "vllm" only.
+LOGGER_NAME = f"vllm.{__name__}"
+
+
+def register_all() -> None:
+    """Check the settings and the machine, then put our model class in the place of vLLM's own.
+
+    Raises:
+        SettingError: a DEEPINFER_* variable has a value outside its rule.
+        PlatformError: this machine or this vLLM cannot run the plugin.
+    """
+    settings = Settings.from_envs()
+    if settings.disable:
+        return
+    compat.check_vllm_version(compat.installed_vllm())
+    from vllm.logger import init_logger
+
+    logger = init_logger(LOGGER_NAME)
+    is_first_process = multiprocessing.parent_process() is None
+    if is_first_process:
+        for warning in envs.warnings():
+            logger.warning(warning)
+    _check_target_device(envs.vllm_target_device())
+    decision = current_decision()
+    if decision is None:
+        return
+    if not settings.batch_invariant:
+        if is_first_process and decision.accelerator is Accelerator.CPU:
+            logger.warning(
+                "registration: DEEPINFER_BATCH_INVARIANT is 0, which leaves %s to vLLM's own model, and that cannot "
+                "run on this machine (%s); unset it to serve with our model",
+                ARCHITECTURE,
+                decision.why,
+            )
+        return
+    owner = _register_model()
+    if owner.split(".")[0] not in ("", "vllm", "deepinfer_plugin"):
+        logger.warning(
+            "registration: %s was registered by %s; our model takes its place; DEEPINFER_BATCH_INVARIANT=0 keeps it",
+            ARCHITECTURE,
+            owner,
+        )
+
+
+def _check_target_device(target: str | None) -> None:
+    """vLLM skips every platform plugin, ours too, when VLLM_TARGET_DEVICE is cpu."""
+    if target is not None and target.lower() == "cpu":
+        raise PlatformError(
+            f"registration: VLLM_TARGET_DEVICE is {target!r}, with which vLLM skips platform plugins and needs its own "
+            "CPU build; unset it and use DEEPINFER_ACCELERATOR=cpu, or set DEEPINFER_DISABLE=1 to skip this plugin"
+        )
+
+
+def _register_model() -> str:
+    """Register our class unless it is registered; returns the module that owned the architecture before, or ""."""
+    from vllm import ModelRegistry
+
+    present = ModelRegistry.models.get(ARCHITECTURE)
+    owner = getattr(present, "module_name", None) or getattr(getattr(present, "model_cls", None), "__module__", "")
+    if owner != MODEL_MODULE:
+        ModelRegistry.register_model(ARCHITECTURE, f"{MODEL_MODULE}:{MODEL_CLASS}")
+    return str(owner)
+
+
+class _Checks:
+    """vLLM's per-architecture hook, resolved late: ``register()`` runs while vLLM's own modules are being imported."""
+
+    @staticmethod
+    def verify_and_update_model_config(model_config: ModelConfig) -> None:
+        from deepinfer_plugin.model.checks import DeepseekV41Checks
+
+        DeepseekV41Checks.verify_and_update_model_config(model_config)
+
+    @staticmethod
+    def verify_and_update_config(vllm_config: VllmConfig) -> None:
+        from deepinfer_plugin.model.checks import DeepseekV41Checks
+
+        DeepseekV41Checks.verify_and_update_config(vllm_config)
+
+
+def _register_checks() -> None:
+    """Put our checks in front of vLLM's for this architecture, see ``compat.PATCHES``."""
+    from vllm.model_executor.models.config import MODELS_CONFIG_MAP
+
+    MODELS_CONFIG_MAP[ARCHITECTURE] = _Checks

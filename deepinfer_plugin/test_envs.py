@@ -1,0 +1,138 @@
+"""The variables: defaults, both sides of every rule, and names that have no effect."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+import pytest
+
+from deepinfer_plugin import envs
+from deepinfer_plugin.errors import PlatformError, SettingError
+from deepinfer_plugin.settings import Accelerator, Arithmetic, Settings
+
+
+def test_an_empty_environment_gives_the_defaults() -> None:
+    values = envs.load({})
+    assert values == envs.Environment(accelerator="auto", batch_invariant=True, arithmetic="ref", disable=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("1", True), ("true", True), ("True", True), ("0", False), ("false", False)]
+)
+def test_booleans_are_read_as_deepinfer_reads_them(text: str, value: bool) -> None:
+    assert envs.load({"DEEPINFER_BATCH_INVARIANT": text}).batch_invariant is value
+
+
+def test_an_empty_boolean_is_off() -> None:
+    assert envs.load({"DEEPINFER_BATCH_INVARIANT": ""}).batch_invariant is False
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("DEEPINFER_BATCH_INVARIANT", "off"),
+        ("DEEPINFER_BATCH_INVARIANT", "2"),
+        ("DEEPINFER_DISABLE", "yes"),
+        ("DEEPINFER_ACCELERATOR", "gpu"),
+        ("DEEPINFER_ACCELERATOR", ""),
+        ("DEEPINFER_ACCELERATOR", "CPU"),
+        ("DEEPINFER_ARITHMETIC", "fp32"),
+    ],
+)
+def test_a_bad_value_names_variable_value_and_rule(name: str, text: str) -> None:
+    rule = next(v.rule for v in envs.VARIABLES if v.name == name)
+    with pytest.raises(SettingError) as caught:
+        envs.load({name: text})
+    message = str(caught.value)
+    assert name in message
+    assert repr(text) in message
+    assert rule in message
+
+
+@pytest.mark.parametrize("word", ["auto", "nvidia", "ascend", "cpu"])
+def test_every_accelerator_word_has_its_member(word: str) -> None:
+    assert Accelerator(envs.load({"DEEPINFER_ACCELERATOR": word}).accelerator).value == word
+
+
+@pytest.mark.parametrize("word", ["ref", "q32", "s32"])
+def test_every_arithmetic_word_has_its_member(word: str) -> None:
+    assert Arithmetic(envs.load({"DEEPINFER_ARITHMETIC": word}).arithmetic).value == word
+
+
+def test_an_unknown_name_is_answered_with_the_nearest_known_one() -> None:
+    [text] = envs.warnings({"DEEPINFER_BATCHINVARIANT": "1", "PATH": "/bin"})
+    assert "DEEPINFER_BATCHINVARIANT" in text
+    assert text.endswith("the nearest is DEEPINFER_BATCH_INVARIANT")
+
+
+def test_a_variable_of_deepinfer_that_is_not_acted_on_is_reported() -> None:
+    [text] = envs.warnings({"DEEPINFER_USE_NEXTN_DECODE": "5"})
+    assert "does not act on it" in text
+
+
+def test_known_names_give_no_warning() -> None:
+    assert envs.warnings({v.name: v.default for v in envs.VARIABLES}) == []
+
+
+def test_sources_say_where_a_value_came_from() -> None:
+    found = envs.sources({"DEEPINFER_DISABLE": "0"})
+    assert found["DEEPINFER_DISABLE"] == "environment"
+    assert found["DEEPINFER_ACCELERATOR"] == "default"
+
+
+def test_settings_follow_the_process_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEEPINFER_ARITHMETIC", "s32")
+    settings = Settings.from_envs()
+    assert settings.arithmetic is Arithmetic.S32
+    assert settings.to_json()["arithmetic"] == "s32"
+
+
+def test_arithmetic_modes_differ_where_the_golden_readme_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from deepinfer_kernels.kv_store import RecordFormat
+
+    assert Arithmetic.REF.activation_dtype is torch.bfloat16
+    assert Arithmetic.Q32.activation_dtype is Arithmetic.S32.activation_dtype is torch.float32
+    assert [mode.quantize for mode in Arithmetic] == [True, True, False]
+    assert [mode.is_exact_bf16 for mode in Arithmetic] == [True, False, False]
+    formats = [Arithmetic.REF.window_format, Arithmetic.Q32.compressed_format, Arithmetic.REF.index_format]
+    assert formats == [RecordFormat.MXFP8, RecordFormat.NVFP4, RecordFormat.MXFP4]
+    assert {Arithmetic.S32.window_format, Arithmetic.S32.compressed_format, Arithmetic.S32.index_format} == {
+        RecordFormat.FP32
+    }
+
+
+def test_a_child_gets_what_is_set_and_not_what_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEEPINFER_TEST_A", "a")
+    monkeypatch.setenv("DEEPINFER_TEST_B", "b")
+    child = envs.child_environment({"DEEPINFER_TEST_A": None, "DEEPINFER_TEST_C": "c"})
+    assert "DEEPINFER_TEST_A" not in child
+    assert (child["DEEPINFER_TEST_B"], child["DEEPINFER_TEST_C"]) == ("b", "c")
+
+
+def test_the_first_model_runner_is_refused_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+    with pytest.raises(PlatformError, match="VLLM_USE_V2_MODEL_RUNNER is '0', expected 1"):
+        envs.prepare_interpreter_environment()
+
+
+def test_kernels_already_bound_to_compiled_triton_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER", raising=False)
+    monkeypatch.setitem(sys.modules, "triton", ModuleType("triton"))
+    monkeypatch.setitem(sys.modules, "vllm.triton_utils", ModuleType("vllm.triton_utils"))
+    with pytest.raises(PlatformError, match="TRITON_INTERPRET=1"):
+        envs.prepare_interpreter_environment()
+
+
+def test_the_interpreter_environment_keeps_a_thread_count_that_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("VLLM_USE_V2_MODEL_RUNNER", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    envs.prepare_interpreter_environment()
+    child = envs.child_environment()
+    names = ("CUDA_VISIBLE_DEVICES", "TRITON_INTERPRET", "VLLM_USE_V2_MODEL_RUNNER", "OMP_NUM_THREADS")
+    assert [child[name] for name in names] == ["", "1", "1", "3"]

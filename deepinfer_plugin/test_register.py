@@ -1,0 +1,122 @@
+"""``register()`` in fresh processes: what it adds, twice, and every reason why it refuses or stands back."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from deepinfer_plugin import envs
+
+Found = dict[str, dict[str, object]]  # attempt -> error, owner of the architecture, messages
+
+TIMEOUT_S = 300
+
+# Runs register() under several settings in one process, since importing vLLM takes most of the time.
+SCRIPT = """
+import importlib, json, logging, os, sys
+import deepinfer_plugin
+
+records = []
+
+class Keep(logging.Handler):
+    def emit(self, record):
+        records.append(record.getMessage())
+
+logging.getLogger("vllm").addHandler(Keep())
+found = {}
+
+def owner():
+    from vllm import ModelRegistry
+    return ModelRegistry.models["DeepseekV41ForCausalLM"].module_name
+
+def attempt(name, **variables):
+    os.environ.update(variables)
+    records.clear()
+    try:
+        deepinfer_plugin.register()
+        error = None
+    except Exception as raised:
+        error = f"{type(raised).__name__}: {raised}"
+    for key in variables:
+        del os.environ[key]
+    found[name] = {"error": error, "owner": owner(), "messages": list(records)}
+
+attempt("disabled", DEEPINFER_DISABLE="1")
+attempt("handed back", DEEPINFER_BATCH_INVARIANT="0")
+attempt("bad value", DEEPINFER_ARITHMETIC="half")
+attempt("target device", VLLM_TARGET_DEVICE="cpu")
+attempt("wrong machine", DEEPINFER_ACCELERATOR="nvidia")
+import deepinfer_plugin.compat as compat
+installed, compat.installed_vllm = compat.installed_vllm, lambda: "0.34.1"
+attempt("wrong version")
+attempt("wrong version, disabled", DEEPINFER_DISABLE="1")
+compat.installed_vllm = installed
+from vllm import ModelRegistry
+ModelRegistry.register_model("DeepseekV41ForCausalLM", "somebody.model:Model")
+attempt("foreign", DEEPINFER_TYPO="1")
+attempt("first")
+attempt("second")
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def found() -> Found:
+    environment = envs.child_environment(
+        {
+            "CUDA_VISIBLE_DEVICES": "",
+            "OMP_NUM_THREADS": "1",
+            "VLLM_TARGET_DEVICE": None,
+            **{variable.name: None for variable in envs.VARIABLES},
+        }
+    )
+    command = [sys.executable, "-c", SCRIPT]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment, check=False)
+    assert result.returncode == 0, result.stderr[-2000:]
+    parsed: Found = json.loads(result.stdout.splitlines()[-1])
+    return parsed
+
+
+def test_our_model_takes_the_architecture_and_a_second_call_changes_nothing(
+    found: Found,
+) -> None:
+    for name in ("first", "second"):
+        assert found[name] == {"error": None, "owner": "deepinfer_plugin.model", "messages": []}
+
+
+@pytest.mark.parametrize("name", ["disabled", "wrong version, disabled", "handed back"])
+def test_the_architecture_stays_with_vllm_where_the_user_says_so(found: Found, name: str) -> None:
+    assert found[name]["error"] is None
+    assert str(found[name]["owner"]).startswith("vllm.")
+
+
+def test_handing_back_warns_that_this_machine_cannot_run_vllms_own_model(found: Found) -> None:
+    [message] = found["handed back"]["messages"]  # type: ignore[misc]
+    assert "DEEPINFER_BATCH_INVARIANT is 0" in message
+    assert "no accelerator was found" in message
+
+
+@pytest.mark.parametrize(
+    ("name", "texts"),
+    [
+        ("bad value", ("SettingError", "DEEPINFER_ARITHMETIC is 'half'", "ref, q32 or s32")),
+        ("target device", ("PlatformError", "VLLM_TARGET_DEVICE is 'cpu'", "DEEPINFER_ACCELERATOR=cpu")),
+        ("wrong machine", ("PlatformError", "DEEPINFER_ACCELERATOR is 'nvidia'", "no NVIDIA GPU")),
+        ("wrong version", ("PlatformError", "vLLM is 0.34.1", ">=0.33.0,<0.34")),
+    ],
+)
+def test_a_refusal_stops_the_start_with_one_sentence(found: Found, name: str, texts: tuple[str, ...]) -> None:
+    error = str(found[name]["error"])
+    assert [text for text in texts if text not in error] == []
+    assert "\n" not in error
+    assert str(found[name]["owner"]).startswith("vllm.")
+
+
+def test_a_foreign_registration_and_an_unknown_variable_are_warned_about(found: Found) -> None:
+    assert found["foreign"]["owner"] == "deepinfer_plugin.model"
+    unknown, foreign = found["foreign"]["messages"]  # type: ignore[misc]
+    assert "DEEPINFER_TYPO is not a variable of the plugin" in unknown
+    assert "was registered by somebody.model" in foreign

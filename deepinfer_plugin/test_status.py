@@ -1,0 +1,96 @@
+"""The status: complete, honest about what is off, and the same in text and JSON."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from deepinfer_plugin import compat
+from deepinfer_plugin.__main__ import main
+from deepinfer_plugin.errors import PlatformError
+from deepinfer_plugin.settings import Settings
+from deepinfer_plugin.status import Status, features
+
+
+@pytest.fixture(autouse=True)
+def _bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    for name in ("DEEPINFER_ACCELERATOR", "DEEPINFER_ARITHMETIC", "DEEPINFER_BATCH_INVARIANT", "DEEPINFER_DISABLE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_every_feature_has_one_row_in_order() -> None:
+    keys = [row.key for row in features(Settings(), is_active=True)]
+    assert keys[:28] == [f"F{n}" for n in range(1, 29)]
+    assert len(set(keys)) == len(keys)
+
+
+def test_what_is_not_built_is_off_with_a_reason() -> None:
+    rows = {row.key: row for row in features(Settings(), is_active=True)}
+    for key in ("F1", "F2", "F5", "F7", "X1"):
+        assert not rows[key].is_on
+    assert all(row.why and row.origin for row in rows.values())
+
+
+def test_a_handed_back_architecture_turns_our_rows_off() -> None:
+    rows = {row.key: row for row in features(Settings(batch_invariant=False), is_active=True)}
+    assert not rows["F9"].is_on
+    assert not rows["F16"].is_on
+    assert rows["F11"].is_on
+
+
+def test_a_disabled_plugin_has_no_row_on_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEEPINFER_DISABLE", "1")
+    status = Status.from_process()
+    assert {row.origin for row in status.features if row.is_on} == {"vLLM"}
+
+
+def test_json_and_text_say_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--json"]) == 0
+    status = json.loads(capsys.readouterr().out)
+    assert main(["status"]) == 0
+    text = capsys.readouterr().out
+    for row in status["features"]:
+        assert f"{row['key']:<4} {'on ' if row['is_on'] else 'off'} {row['name']}" in text
+    assert status["provenance"]["versions"]["vllm"] in text
+    assert status["provenance"]["machine"]["kernel_set"] == "reference"
+    assert len(status["provenance"]["patches"]) == len(compat.PATCHES)
+
+
+def test_a_refused_machine_is_a_problem_and_exit_code_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DEEPINFER_ACCELERATOR", "ascend")
+    assert main(["status"]) == 1
+    assert "problem: platform: DEEPINFER_ACCELERATOR is 'ascend'" in capsys.readouterr().out
+
+
+def test_a_bad_variable_is_one_line_and_exit_code_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DEEPINFER_ARITHMETIC", "half")
+    assert main(["status"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: environment: DEEPINFER_ARITHMETIC is 'half', expected ref, q32 or s32")
+    assert captured.err.count("\n") == 1
+
+
+def test_an_unknown_variable_is_a_warning(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("DEEPINFER_ACELERATOR", "cpu")
+    assert main(["status"]) == 0
+    assert "warning: environment: DEEPINFER_ACELERATOR" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("version", ["0.33.0", "0.33.2", "0.33.1rc1", "0.33.0+cpu"])
+def test_supported_versions_pass(version: str) -> None:
+    compat.check_vllm_version(version)
+
+
+@pytest.mark.parametrize("version", [None, "0.32.9", "0.34.0", "0.34.0rc1", "1.0", "dev"])
+def test_other_versions_are_refused_by_name(version: str | None) -> None:
+    with pytest.raises(PlatformError) as caught:
+        compat.check_vllm_version(version)
+    assert (version or "not installed") in str(caught.value)
+    assert compat.SUPPORTED_VLLM in str(caught.value)

@@ -1,0 +1,1 @@
+"""Workers and the hooks of vLLM's model runner V2."""

@@ -1,0 +1,81 @@
+"""Our hooks of vLLM's model runner V2."""
+
+from typing import Any
+
+import torch
+from vllm.config import VllmConfig
+from vllm.v1.worker.gpu.input_batch import InputBatch
+from vllm.v1.worker.gpu.mm.encoder_cache import EncoderCache
+from vllm.v1.worker.gpu.model_states.default import DefaultModelState
+from vllm.v1.worker.gpu.states import RequestState
+
+
+def lookback_ids(
+    input_ids: torch.Tensor,
+    positions: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    idx_mapping: torch.Tensor,
+    all_token_ids: torch.Tensor,
+    depth: int,
+) -> torch.Tensor:
+    """Ids of the tokens before each row, from the step's own rows where they are in it, else from the history.
+
+    A draft token stands in the step's rows before it stands in the history, so the rows come first.
+
+    Args:
+        input_ids: [num_tokens].
+        positions: [num_tokens] int64.
+        query_start_loc: [num_reqs + 1] int32.
+        idx_mapping: [num_reqs] int64, batch row to row of ``all_token_ids``.
+        all_token_ids: [max_num_reqs, max_model_len] int32.
+        depth: how many predecessors.
+
+    Returns:
+        [num_tokens, depth] int64, nearest first, -1 before position 0.
+    """
+    num_tokens = input_ids.shape[0]
+    rows = torch.arange(num_tokens, device=input_ids.device)
+    ends = query_start_loc[1:]
+    req_idx = torch.searchsorted(ends, rows.to(ends.dtype), right=True).clamp_max_(ends.shape[0] - 1)
+    shift = torch.arange(1, depth + 1, device=input_ids.device)
+    position = positions[:, None] - shift  # [num_tokens, depth]
+    row = rows[:, None] - shift
+    in_step = row >= query_start_loc[req_idx].long()[:, None]
+    from_step = input_ids[row.clamp_min(0)].long()
+    history_rows = idx_mapping[req_idx].long()[:, None]
+    from_history = all_token_ids[history_rows, position.clamp(0, all_token_ids.shape[1] - 1)].long()
+    return torch.where(position < 0, -1, torch.where(in_step, from_step, from_history))
+
+
+class DeepInferModelState(DefaultModelState):
+    """Adds the n-gram history of every row to the model's inputs."""
+
+    supports_prompt_embeds = False
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        model: torch.nn.Module,
+        encoder_cache: EncoderCache | None,
+        device: torch.device,
+    ) -> None:
+        super().__init__(vllm_config, model, encoder_cache, device)
+        self.depth = model.config.engram_max_ngram_size - 1
+        # one buffer for the life of the process: a CUDA graph reads the same address at every replay
+        self._lookback = torch.full((self.max_num_tokens, self.depth), -1, dtype=torch.int64, device=device)
+
+    def prepare_inputs(self, input_batch: InputBatch, req_states: RequestState) -> dict[str, torch.Tensor | None]:
+        inputs = super().prepare_inputs(input_batch, req_states)
+        num_tokens = input_batch.num_tokens_after_padding
+        self._lookback[:num_tokens] = lookback_ids(
+            input_batch.input_ids,
+            input_batch.positions,
+            input_batch.query_start_loc,
+            input_batch.idx_mapping,
+            req_states.all_token_ids.gpu,
+            self.depth,
+        )
+        return {**inputs, "lookback_ids": self._lookback[:num_tokens]}
+
+    def prepare_dummy_inputs(self, num_reqs: int, num_tokens: int) -> dict[str, Any]:
+        return {**super().prepare_dummy_inputs(num_reqs, num_tokens), "lookback_ids": self._lookback[:num_tokens]}

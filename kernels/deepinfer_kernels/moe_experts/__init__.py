@@ -1,0 +1,83 @@
+"""Routed experts: the SwiGLU network of every chosen expert, on MXFP4 weights."""
+
+import torch
+
+from deepinfer_kernels import checks
+from deepinfer_kernels.errors import ShapeError
+from deepinfer_kernels.moe_experts.reference import moe_experts_reference
+from deepinfer_kernels.tiling import MX_BLOCK
+
+
+def _check_weights(
+    hidden_size: int, w13: torch.Tensor, w13_scale: torch.Tensor, w2: torch.Tensor, w2_scale: torch.Tensor
+) -> None:
+    checks.require_rank("moe_experts", "w13", w13, 3, "[num_experts, 2 * intermediate_size, hidden_size / 2]")
+    num_experts, intermediate_size = w13.shape[0], w13.shape[1] // 2
+    if hidden_size % MX_BLOCK != 0 or w13.shape[1] % (2 * MX_BLOCK) != 0:
+        raise ShapeError(
+            f"moe_experts: w13 is {list(w13.shape)} for rows of {hidden_size}, expected hidden_size and "
+            f"intermediate_size to be multiples of {MX_BLOCK}; every {MX_BLOCK} values share one scale"
+        )
+    for name, tensor, num_rows, num_columns in (
+        ("w13", w13, 2 * intermediate_size, hidden_size // 2),
+        ("w13_scale", w13_scale, 2 * intermediate_size, hidden_size // MX_BLOCK),
+        ("w2", w2, hidden_size, intermediate_size // 2),
+        ("w2_scale", w2_scale, hidden_size, intermediate_size // MX_BLOCK),
+    ):
+        checks.require_dtype("moe_experts", name, tensor, (torch.uint8,))
+        checks.require_shape("moe_experts", name, tensor, (num_experts, num_rows, num_columns), "x and w13 set it")
+
+
+def moe_experts(
+    x: torch.Tensor,
+    topk_idx: torch.Tensor,
+    topk_weights: torch.Tensor,
+    w13: torch.Tensor,
+    w13_scale: torch.Tensor,
+    w2: torch.Tensor,
+    w2_scale: torch.Tensor,
+    *,
+    limit: float,
+    quantize_input: bool,
+) -> torch.Tensor:
+    """Compute ``w2 @ (topk_weight * swiglu(w1 @ x, w3 @ x))`` for every chosen expert of every token.
+
+    Args:
+        x: [num_tokens, hidden_size], bf16 or fp32.
+        topk_idx: [num_tokens, top_k] int32, top_k >= 1, ids 0 ... num_experts - 1 (not checked: they stay on the
+            device).
+        topk_weights: [num_tokens, top_k] fp32, multiplied before ``w2``.
+        w13: [num_experts, 2 * intermediate_size, hidden_size / 2] uint8, packed MXFP4, low nibble = even column; the
+            rows of w1 (gate), then those of w3 (up).
+        w13_scale: [num_experts, 2 * intermediate_size, hidden_size / 32] uint8, raw E8M0 bytes.
+        w2: [num_experts, hidden_size, intermediate_size / 2] uint8, packed MXFP4.
+        w2_scale: [num_experts, hidden_size, intermediate_size / 32] uint8, raw E8M0 bytes.
+        limit: swiglu_limit; 0 turns the clamp off.
+        quantize_input: round ``x`` and the input of w2 to MXFP8 first (modes ref and q32).
+
+    Returns:
+        [num_tokens, top_k, hidden_size], dtype of ``x``, a new tensor; slot k holds expert ``topk_idx[:, k]``. Products
+        accumulate in fp32; each product and the SwiGLU round once to the dtype of ``x``.
+
+    Raises:
+        ShapeError: the shapes do not fit together.
+        UnsupportedError: a dtype is not the one above.
+
+    Invariance: bitwise per row; a row depends on that row of ``x``, ``topk_idx`` and ``topk_weights`` and on the
+    weights of its experts only.
+    Source: REF, classes Expert and MoE; spec 2.10 and 5.2.
+    """
+    checks.require_activation("moe_experts", "x", x)
+    checks.require_dtype("moe_experts", "topk_idx", topk_idx, (torch.int32,))
+    checks.require_dtype("moe_experts", "topk_weights", topk_weights, (torch.float32,))
+    checks.require_rank("moe_experts", "x", x, 2, "[num_tokens, hidden_size]")
+    checks.require_rank("moe_experts", "topk_idx", topk_idx, 2, "[num_tokens, top_k]")
+    num_tokens, top_k = x.shape[0], topk_idx.shape[1]
+    if top_k == 0:
+        raise ShapeError(f"moe_experts: topk_idx is {list(topk_idx.shape)}, expected top_k >= 1; route the rows first")
+    checks.require_shape("moe_experts", "topk_idx", topk_idx, (num_tokens, top_k), "one row per row of x")
+    checks.require_shape("moe_experts", "topk_weights", topk_weights, (num_tokens, top_k), "one per chosen expert")
+    _check_weights(x.shape[1], w13, w13_scale, w2, w2_scale)
+    return moe_experts_reference(
+        x, topk_idx, topk_weights, w13, w13_scale, w2, w2_scale, limit=limit, quantize_input=quantize_input
+    )
