@@ -125,7 +125,13 @@ build_wheel() {
     rm -rf dist
     pip wheel --quiet --no-deps --wheel-dir dist "$copy" >&2
     rm -rf "$copy"
-    $VENV/bin/python - dist/*.whl >&2 <<'PYTHON'
+    check_wheel dist/*.whl
+    say dist/*.whl
+}
+
+# Refuses wheel $1 if it would install anything beside our own packages.
+check_wheel() {
+    $VENV/bin/python - "$1" >&2 <<'PYTHON'
 import sys
 import zipfile
 
@@ -134,7 +140,6 @@ foreign = [name for name in names if not name.startswith("deepinfer")]
 if foreign:
     sys.exit(f"build.sh: the wheel has top-level names {foreign}, expected deepinfer* only; correct pyproject.toml")
 PYTHON
-    say dist/*.whl
 }
 
 # $1: extras to install ("test"), or nothing. Does only what changed since the last time.
@@ -209,4 +214,6 @@ main() {
     esac
 }
 
-main "$@"
+if [ "${BASH_SOURCE[0]}" = "$0" ]; then
+    main "$@"
+fi

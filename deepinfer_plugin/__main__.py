@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
+from typing import NoReturn
 
 from deepinfer_kernels.errors import DeepInferError
 from deepinfer_plugin import __version__
@@ -30,5 +32,12 @@ def main(arguments: list[str] | None = None) -> int:
         return 130
 
 
+def interrupt(number: int, frame: object) -> NoReturn:
+    """Being asked to end is handled as Ctrl-C is: children are stopped, results are kept."""
+    del number, frame
+    raise KeyboardInterrupt
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, interrupt)
     sys.exit(main())

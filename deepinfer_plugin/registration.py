@@ -53,6 +53,7 @@ def register_all() -> None:
             )
         return
     owner = _register_model()
+    _register_checks()
     if owner.split(".")[0] not in ("", "vllm", "deepinfer_plugin"):
         logger.warning(
             "registration: %s was registered by %s; our model takes its place; DEEPINFER_BATCH_INVARIANT=0 keeps it",

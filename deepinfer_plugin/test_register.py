@@ -5,12 +5,23 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import dataclass
 
 import pytest
 
 from deepinfer_plugin import envs
 
-Found = dict[str, dict[str, object]]  # attempt -> error, owner of the architecture, messages
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """What one call of ``register()`` left behind."""
+
+    error: str | None
+    owner: str
+    messages: list[str]
+
+
+Found = dict[str, Attempt]
 
 TIMEOUT_S = 300
 
@@ -76,25 +87,24 @@ def found() -> Found:
     command = [sys.executable, "-c", SCRIPT]
     result = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment, check=False)
     assert result.returncode == 0, result.stderr[-2000:]
-    parsed: Found = json.loads(result.stdout.splitlines()[-1])
-    return parsed
+    return {name: Attempt(**values) for name, values in json.loads(result.stdout.splitlines()[-1]).items()}
 
 
 def test_our_model_takes_the_architecture_and_a_second_call_changes_nothing(
     found: Found,
 ) -> None:
     for name in ("first", "second"):
-        assert found[name] == {"error": None, "owner": "deepinfer_plugin.model", "messages": []}
+        assert found[name] == Attempt(error=None, owner="deepinfer_plugin.model", messages=[])
 
 
 @pytest.mark.parametrize("name", ["disabled", "wrong version, disabled", "handed back"])
 def test_the_architecture_stays_with_vllm_where_the_user_says_so(found: Found, name: str) -> None:
-    assert found[name]["error"] is None
-    assert str(found[name]["owner"]).startswith("vllm.")
+    assert found[name].error is None
+    assert found[name].owner.startswith("vllm.")
 
 
 def test_handing_back_warns_that_this_machine_cannot_run_vllms_own_model(found: Found) -> None:
-    [message] = found["handed back"]["messages"]  # type: ignore[misc]
+    [message] = found["handed back"].messages
     assert "DEEPINFER_BATCH_INVARIANT is 0" in message
     assert "no accelerator was found" in message
 
@@ -109,14 +119,14 @@ def test_handing_back_warns_that_this_machine_cannot_run_vllms_own_model(found: 
     ],
 )
 def test_a_refusal_stops_the_start_with_one_sentence(found: Found, name: str, texts: tuple[str, ...]) -> None:
-    error = str(found[name]["error"])
+    error = str(found[name].error)
     assert [text for text in texts if text not in error] == []
     assert "\n" not in error
-    assert str(found[name]["owner"]).startswith("vllm.")
+    assert found[name].owner.startswith("vllm.")
 
 
 def test_a_foreign_registration_and_an_unknown_variable_are_warned_about(found: Found) -> None:
-    assert found["foreign"]["owner"] == "deepinfer_plugin.model"
-    unknown, foreign = found["foreign"]["messages"]  # type: ignore[misc]
+    assert found["foreign"].owner == "deepinfer_plugin.model"
+    unknown, foreign = found["foreign"].messages
     assert "DEEPINFER_TYPO is not a variable of the plugin" in unknown
     assert "was registered by somebody.model" in foreign

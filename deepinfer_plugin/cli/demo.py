@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import shutil
-import signal
 import struct
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from deepinfer_plugin.cli.console import say, say_part
 from deepinfer_plugin.cli.server import Server, free_port
@@ -59,7 +58,6 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the demonstration; 0, or 1 where the two answers differ."""
     if arguments.port is not None and not 1 <= arguments.port <= 65535:
         raise SettingError(f"demo: --port is {arguments.port}, expected 1 to 65535")
-    signal.signal(signal.SIGTERM, _end)
     model = _write_checkpoint(arguments.dir.resolve(), arguments.config)
     log = arguments.dir.resolve() / "server.log"
     with Server(model, log, arguments.port or free_port(), FLAGS) as server:
@@ -162,19 +160,12 @@ def _complete(client: Any, prompt: str, *, seed: int) -> Answer:
 
 
 def _keep(server: Server, model: Path) -> None:
-    say(f"   the server stays at {server.base_url} until Ctrl-C; for example:")
-    say(
-        f"   vllm bench serve --backend openai --base-url {server.base_url} --model {MODEL_NAME} --tokenizer {model} "
-        "--dataset-name random --random-input-len 64 --random-output-len 16 --num-prompts 16 --max-concurrency 8"
-    )
-    try:
+    """Leave the server running until Ctrl-C, which is how it is meant to end."""
+    with contextlib.suppress(KeyboardInterrupt):
+        say(f"   the server stays at {server.base_url} until Ctrl-C; for example:")
+        say(
+            f"   vllm bench serve --backend openai --base-url {server.base_url} --model {MODEL_NAME} --tokenizer {model}"
+            " --dataset-name random --random-input-len 64 --random-output-len 16 --num-prompts 16 --max-concurrency 8"
+        )
         server.wait()
-    except KeyboardInterrupt:
-        return
-    server.check_alive()
-
-
-def _end(number: int, frame: object) -> NoReturn:
-    """A request to end this program also stops the server."""
-    del frame
-    sys.exit(128 + number)
+        server.check_alive()

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from deepinfer_plugin import provenance
+from deepinfer_plugin import envs, provenance
 from deepinfer_plugin.cli.console import say
 from deepinfer_plugin.errors import CheckpointError, PlatformError, SettingError
 from deepinfer_plugin.platforms.detect import current_decision, platform_class
@@ -81,6 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _score_missing(arguments: argparse.Namespace, vocab_size: int, missing: list[Any], store: ResultStore) -> None:
     platform_class()  # before torch, Triton and vLLM are imported
+    envs.keep_engine_in_this_process()
     decision = current_decision()
     if decision is None:
         raise PlatformError("score: DEEPINFER_DISABLE is 1, expected 0; unset it")

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 from vllm.config.compilation import CUDAGraphMode
 from vllm.logger import init_logger
 from vllm.model_executor.models.config import DeepseekV4ForCausalLMConfig
+from vllm.platforms import current_platform
 
+from deepinfer_plugin import envs
 from deepinfer_plugin.errors import ConfigError
 from deepinfer_plugin.model.config import ModelConfig
 from deepinfer_plugin.model.weights import check_checkpoint, check_tokenizer
@@ -22,12 +24,16 @@ class DeepseekV41Checks(DeepseekV4ForCausalLMConfig):
     """vLLM's hook for the architecture: what vLLM does there, then our checks.
 
     Raises:
+        SettingError: vLLM's own switch contradicts ours.
         ConfigError: config.json or an engine option is one that the model cannot serve.
         CheckpointError: a file of a local checkpoint is missing, damaged or contradicts another one.
     """
 
     @staticmethod
     def verify_and_update_model_config(model_config: "EngineModelConfig") -> None:
+        device = "cuda" if current_platform.is_cuda() else "cpu"
+        envs.pin_vllm_batch_invariance(device)
+        envs.enter_batch_invariant_mode(device)
         config = ModelConfig.from_hf(model_config.hf_config)
         model_dir = Path(model_config.model)
         if model_dir.is_dir():

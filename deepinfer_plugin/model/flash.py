@@ -10,7 +10,7 @@ from torch.nn import functional
 from vllm.forward_context import get_forward_context
 from vllm.logger import init_logger
 
-from deepinfer_plugin import __version__
+from deepinfer_plugin import __version__, envs
 from deepinfer_plugin.cache.records import KVRecords
 from deepinfer_plugin.encoding.token_map import build_token_map
 from deepinfer_plugin.model.block import Block
@@ -57,6 +57,7 @@ class DeepseekV41ForCausalLM(nn.Module):
     def __init__(self, *, vllm_config: "VllmConfig", prefix: str = "") -> None:
         super().__init__()
         settings = Settings.from_envs()
+        envs.enter_batch_invariant_mode(vllm_config.device_config.device_type)
         config = ModelConfig.from_hf(vllm_config.model_config.hf_config)
         context = BuildContext(
             vllm_config=vllm_config,

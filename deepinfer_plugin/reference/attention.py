@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import torch
-from deepinfer_kernels.linear import grouped_linear, linear
-from deepinfer_kernels.rope import YarnScaling, cos_sin, inverse_frequencies, rope
 
 from deepinfer_kernels.indexer_logits import indexer_logits
 from deepinfer_kernels.indexer_topk import candidate_blocks, mask_to_candidates, topk_indices
 from deepinfer_kernels.kv_compress import compress_pairs
 from deepinfer_kernels.kv_store import gather_records, store_records
+from deepinfer_kernels.linear import grouped_linear, linear
 from deepinfer_kernels.mxfp4_quant import mxfp4_fake_quant
+from deepinfer_kernels.rope import YarnScaling, cos_sin, inverse_frequencies, rope
 from deepinfer_kernels.sparse_attention import sparse_attention
 from deepinfer_kernels.swa_indices import entry_slots, window_slots
 from deepinfer_plugin.model.config import ModelConfig
@@ -196,7 +196,9 @@ class ReferenceAttention:
 
     def project(self, heads: torch.Tensor) -> torch.Tensor:
         """Grouped output projection: [num_tokens, heads, head_dim] to [num_tokens, hidden_size]."""
-        groups = heads.reshape(heads.shape[0], self.config.o_groups, -1)
+        config = self.config
+        group_width = config.num_attention_heads // config.o_groups * config.head_dim
+        groups = heads.reshape(heads.shape[0], config.o_groups, group_width)
         ranks = grouped_linear(
             groups,
             self.parameters["wo_a.weight"],

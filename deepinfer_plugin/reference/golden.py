@@ -132,7 +132,7 @@ def find_golden(relative: str) -> Path | None:
 def prefill_cases(path: Path, checkpoint: Checkpoint, arithmetic: Arithmetic) -> list[GoldenCase]:
     """Sequences of a ``prefill`` or ``swiglu_limit`` file, in name order."""
     tensors, mode = load_file(path), arithmetic.value
-    names = sorted(key.removesuffix(".tokens") for key in tensors if key.endswith(".tokens"))
+    names = sorted(key.removesuffix(f".logits.{mode}") for key in tensors if key.endswith(f".logits.{mode}"))
     cases = []
     for name in names:
         tokens, logits = tensors[f"{name}.tokens"].long(), tensors[f"{name}.logits.{mode}"]

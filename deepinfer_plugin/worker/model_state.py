@@ -4,10 +4,17 @@ from typing import Any
 
 import torch
 from vllm.config import VllmConfig
+from vllm.v1.core.sched.output import NewRequestData
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.mm.encoder_cache import EncoderCache
 from vllm.v1.worker.gpu.model_states.default import DefaultModelState
+from vllm.v1.worker.gpu.sample.sampler import Sampler
 from vllm.v1.worker.gpu.states import RequestState
+
+from deepinfer_plugin.sampling.sampler import DeepInferSampler
+from deepinfer_plugin.worker.startup_proof import prove_forward
 
 
 def lookback_ids(
@@ -48,7 +55,7 @@ def lookback_ids(
 
 
 class DeepInferModelState(DefaultModelState):
-    """Adds the n-gram history of every row to the model's inputs."""
+    """Adds the n-gram history of every row to the model's inputs, and samples with our sampler."""
 
     supports_prompt_embeds = False
 
@@ -63,6 +70,22 @@ class DeepInferModelState(DefaultModelState):
         self.depth = model.config.engram_max_ngram_size - 1
         # one buffer for the life of the process: a CUDA graph reads the same address at every replay
         self._lookback = torch.full((self.max_num_tokens, self.depth), -1, dtype=torch.int64, device=device)
+        self._sampler: DeepInferSampler | None = None
+
+    def custom_sampler(self, sampler: Sampler) -> tuple[DeepInferSampler, None]:
+        """Our sampler in the place of the stock one."""
+        self._sampler = DeepInferSampler.adopt(sampler)
+        return self._sampler, None
+
+    def add_request(self, req_index: int, new_req_data: NewRequestData) -> None:
+        """Called for a new request and again for one that resumes after preemption, with the same prompt."""
+        super().add_request(req_index, new_req_data)
+        if self._sampler is not None and new_req_data.prompt_token_ids is not None:
+            self._sampler.set_prompt(req_index, new_req_data.prompt_token_ids)
+
+    def initialize_kv_cache(self, kv_cache_config: KVCacheConfig, block_tables: BlockTables) -> None:
+        super().initialize_kv_cache(kv_cache_config, block_tables)
+        prove_forward(self.vllm_config, self.model, self.device)
 
     def prepare_inputs(self, input_batch: InputBatch, req_states: RequestState) -> dict[str, torch.Tensor | None]:
         inputs = super().prepare_inputs(input_batch, req_states)

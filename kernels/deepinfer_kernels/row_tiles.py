@@ -3,11 +3,9 @@
 import torch
 from torch.nn.functional import pad
 
-from deepinfer_kernels.tiling import REFERENCE_ROW_TILE
+from deepinfer_kernels.tiling import REFERENCE_DEPTH_MULTIPLE, REFERENCE_ROW_TILE
 
 _ALIGNMENT_BYTES = 64  # BLAS may take another path on operands that start elsewhere
-# Where rows of fp32 do not start on equal alignments (K = 33 was seen), the bits of a row follow its place in the tile.
-_DEPTH_MULTIPLE = _ALIGNMENT_BYTES // 4
 
 
 def tiled_matmul(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -24,8 +22,8 @@ def tiled_matmul(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     Invariance: bitwise per row; a row depends on that row and ``w`` only.
     """
     num_rows, depth = x.shape
-    if depth % _DEPTH_MULTIPLE != 0:
-        missing = -depth % _DEPTH_MULTIPLE
+    if depth % REFERENCE_DEPTH_MULTIPLE != 0:
+        missing = -depth % REFERENCE_DEPTH_MULTIPLE
         x, w = pad(x, (0, missing)), pad(w, (0, missing))
         depth += missing
     wt = w.t()

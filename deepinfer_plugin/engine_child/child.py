@@ -1,0 +1,263 @@
+"""The child: ``python -m deepinfer_plugin.engine_child.child PLAN.json OUT.safetensors``."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import time
+from collections import defaultdict
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from deepinfer_plugin import envs
+from deepinfer_plugin.engine_child.plan import (
+    FACTS_KEY,
+    Action,
+    EngineRun,
+    OutputFacts,
+    Request,
+    RequestFacts,
+    RunFacts,
+    runs_from_json,
+)
+from deepinfer_plugin.platforms.detect import platform_class
+
+if TYPE_CHECKING:
+    from vllm import RequestOutput, SamplingParams
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+DEFAULT_FLAGS = (
+    "--max-model-len=512",
+    "--max-num-batched-tokens=2048",
+    "--max-num-seqs=32",
+    "--kv-cache-memory-bytes=268435456",
+    "--max-logprobs=-1",
+    "--logprobs-mode=raw_logits",
+    "--disable-log-stats",
+)
+MAX_IDLE_STEPS = 1000  # engine steps in a row that compute nothing: the engine is stuck
+
+
+@dataclass(slots=True)
+class _Completion:
+    tokens: list[int] = field(default_factory=list)
+    rows: list[np.ndarray] = field(default_factory=list)
+    text: str = ""
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclass(slots=True)
+class _State:
+    """What has arrived of one request."""
+
+    completions: list[_Completion] = field(default_factory=list)
+    internal_ids: list[str] = field(default_factory=list)
+    prompt_rows: np.ndarray | None = None
+    num_cached_tokens: int = 0
+    finished: bool = False
+    error: str | None = None
+
+
+class _Observer:
+    """Reads what the scheduler decided, step by step, without changing it."""
+
+    def __init__(self, engine: LLMEngine) -> None:
+        self.steps: list[dict[str, int]] = []
+        self.preemptions: dict[str, int] = defaultdict(int)
+        scheduler = engine.engine_core.engine_core.scheduler
+        self._schedule = scheduler.schedule
+        scheduler.schedule = self._observed
+
+    def _observed(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        output = self._schedule(*args, **kwargs)
+        self.steps.append(dict(output.num_scheduled_tokens))
+        for request_id in output.preempted_req_ids or ():
+            self.preemptions[request_id] += 1
+        return output
+
+
+class EngineDriver:
+    """One engine and the requests it was given."""
+
+    def __init__(self, run: EngineRun) -> None:
+        from vllm import EngineArgs
+        from vllm.utils.argparse_utils import FlexibleArgumentParser
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        from deepinfer_plugin.sampling.force import CLASS_PATH
+
+        flags = [f"--model={run.model}", *DEFAULT_FLAGS, f"--logits-processors={CLASS_PATH}", *run.flags]
+        parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
+        self._engine = LLMEngine.from_engine_args(EngineArgs.from_cli_args(parser.parse_args(flags)))
+        self._vocab_size = int(self._engine.model_config.get_vocab_size())
+        self._observer = _Observer(self._engine)
+        self._states: dict[str, _State] = {}
+
+    def act(self, action: Action) -> None:
+        """Carry out one action, then its engine steps."""
+        if action.abort:
+            self._engine.abort_request(list(action.abort))
+        if action.reset_prefix_cache:
+            assert self._engine.reset_prefix_cache(), "reset_prefix_cache: blocks are in use, expected an idle engine"
+        for request in action.add:
+            self._add(request)
+        done = idle = 0
+        while self._engine.has_unfinished_requests() and (action.steps is None or done < action.steps):
+            seen = len(self._observer.steps)
+            for output in self._engine.step():
+                self._take(output)
+            done += 1
+            idle = 0 if any(self._observer.steps[seen:]) else idle + 1
+            assert idle < MAX_IDLE_STEPS, f"engine: {idle} steps in a row computed nothing"
+
+    def facts(self, start_s: float, run_s: float, fault_calls: dict[str, int]) -> RunFacts:
+        """What happened; array data is in ``arrays``."""
+        names = {internal: name for name, state in self._states.items() for internal in state.internal_ids}
+        steps: list[dict[str, int]] = []
+        for computed in self._observer.steps:
+            by_name: dict[str, int] = defaultdict(int)
+            for internal, count in computed.items():
+                by_name[names[internal]] += count
+            steps.append(dict(by_name))
+        return RunFacts(
+            steps=tuple(steps),
+            start_s=start_s,
+            run_s=run_s,
+            num_unfinished=self._engine.get_num_unfinished_requests(),
+            fault_calls=fault_calls,
+            requests={name: self._request_facts(state) for name, state in self._states.items()},
+        )
+
+    def arrays(self, prefix: str) -> dict[str, np.ndarray]:
+        """Arrays by name, see ``run.py``."""
+        found: dict[str, np.ndarray] = {}
+        for name, state in self._states.items():
+            if state.prompt_rows is not None:
+                found[f"{prefix}/{name}/prompt_logits"] = state.prompt_rows
+            for index, completion in enumerate(state.completions):
+                rows = completion.rows or [np.empty((0, self._vocab_size), dtype=np.float32)]
+                found[f"{prefix}/{name}/{index}/tokens"] = np.asarray(completion.tokens, dtype=np.int64)
+                found[f"{prefix}/{name}/{index}/logits"] = np.concatenate(rows)
+        return found
+
+    def close(self) -> None:
+        """Stop the engine so that the next one can be built in this process."""
+        self._engine.engine_core.shutdown()
+
+    def _add(self, request: Request) -> None:
+        state = self._states[request.name] = _State()
+        try:
+            params = self._sampling_params(request)
+            internal = self._engine.add_request(request.name, {"prompt_token_ids": list(request.tokens)}, params)
+        except ValueError as error:
+            state.error = str(error)
+            return
+        state.completions = [_Completion() for _ in range(params.n)]
+        state.internal_ids = [internal] if params.n == 1 else [f"{i}_{internal}" for i in range(params.n)]
+
+    def _sampling_params(self, request: Request) -> SamplingParams:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+
+        from deepinfer_plugin.sampling.force import EXTRA_ARG
+
+        default = len(request.forced) + 1
+        values: dict[str, Any] = {
+            "temperature": 0.0,
+            "max_tokens": default if request.max_tokens is None else request.max_tokens,
+            "ignore_eos": True,
+            "flat_logprobs": True,
+            "logprobs": -1,
+            "output_kind": RequestOutputKind.DELTA,
+        }
+        if request.forced:
+            values["extra_args"] = {EXTRA_ARG: list(request.forced)}
+        num_rows = len(request.tokens) - 1
+        if request.prompt_rows and num_rows > 0:
+            every = np.arange(self._vocab_size, dtype=np.int32)
+            values["prompt_logprob_token_ids"] = np.broadcast_to(every, (num_rows, self._vocab_size))
+        values.update(request.sampling)
+        if isinstance(values.get("structured_outputs"), dict):
+            values["structured_outputs"] = StructuredOutputsParams(**values["structured_outputs"])
+        return SamplingParams(**values)
+
+    def _take(self, output: RequestOutput) -> None:
+        state = self._states[output.request_id]
+        state.finished = output.finished
+        state.num_cached_tokens = max(state.num_cached_tokens, output.num_cached_tokens or 0)
+        if output.prompt_token_id_logprobs is not None:
+            state.prompt_rows = np.asarray(output.prompt_token_id_logprobs, dtype=np.float32)
+        for part in output.outputs:
+            completion = state.completions[part.index]
+            completion.text += part.text
+            completion.tokens += part.token_ids
+            completion.finish_reason, completion.stop_reason = part.finish_reason, part.stop_reason
+            flat = part.logprobs
+            if not flat:
+                continue
+            ids = np.asarray(flat.token_ids, dtype=np.int64).reshape(len(part.token_ids), -1)
+            rows = np.empty((len(ids), self._vocab_size), dtype=np.float32)
+            np.put_along_axis(rows, ids, np.asarray(flat.logprobs, dtype=np.float32).reshape(ids.shape), axis=1)
+            completion.rows.append(rows)
+
+    def _request_facts(self, state: _State) -> RequestFacts:
+        return RequestFacts(
+            outputs=tuple(
+                OutputFacts(text=c.text, finish_reason=c.finish_reason, stop_reason=c.stop_reason)
+                for c in state.completions
+            ),
+            num_cached_tokens=state.num_cached_tokens,
+            num_preemptions=sum(self._observer.preemptions[internal] for internal in state.internal_ids),
+            chunks=tuple(
+                tuple(step[internal] for step in self._observer.steps if internal in step)
+                for internal in state.internal_ids
+            ),
+            finished=state.finished,
+            error=state.error,
+        )
+
+
+def run_engine(run: EngineRun) -> tuple[RunFacts, dict[str, np.ndarray]]:
+    """Build the engine, carry out its actions, stop it."""
+    envs.set_variable("DEEPINFER_ARITHMETIC", run.arithmetic.value)
+    begin_s = time.monotonic()
+    with ExitStack() as stack:
+        counters = {path: stack.enter_context(_load(path)()) for path in run.faults}
+        driver = EngineDriver(run)
+        stack.callback(driver.close)
+        started_s = time.monotonic()
+        for action in run.actions:
+            driver.act(action)
+        run_s = time.monotonic() - started_s
+        calls = {path: counter.calls for path, counter in counters.items()}
+        return driver.facts(started_s - begin_s, run_s, calls), driver.arrays(run.name)
+
+
+def main(plan: Path, out: Path) -> None:
+    """Run every engine of the plan and write the results."""
+    platform_class()  # before torch, Triton and vLLM are imported
+    from safetensors.numpy import save_file
+
+    facts: dict[str, Any] = {}
+    arrays: dict[str, np.ndarray] = {}
+    for run in runs_from_json(json.loads(plan.read_text(encoding="utf-8"))):
+        run_facts, run_arrays = run_engine(run)
+        facts[run.name] = asdict(run_facts)
+        arrays.update(run_arrays)
+    save_file(arrays, out, metadata={FACTS_KEY: json.dumps(facts)})
+
+
+def _load(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

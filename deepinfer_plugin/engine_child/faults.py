@@ -1,0 +1,88 @@
+"""Planted faults: each breaks one thing that row independence rests on, so that a test can show that it would notice.
+
+A fault is a context manager; what it yields counts how often the changed code ran.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+
+
+@dataclass(slots=True)
+class Calls:
+    """How often the changed code ran."""
+
+    calls: int = 0
+
+
+@contextmanager
+def row_tiles_off() -> Iterator[Calls]:
+    """Multiply all rows of a step at once: the library then chooses its kernel by their number."""
+    count = Calls()
+
+    def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        count.calls += 1
+        return x @ w.t()
+
+    operations = ("linear", "moe_experts", "hc_mix")
+    with ExitStack() as stack:
+        for operation in operations:
+            module = importlib.import_module(f"deepinfer_kernels.{operation}.reference")
+            stack.enter_context(mock.patch.object(module, "tiled_matmul", product))
+        yield count
+
+
+@contextmanager
+def window_short_after_the_first_request() -> Iterator[Calls]:
+    """Rows of every request but the first of the batch lose the oldest key of their window."""
+    with _changed("deepinfer_plugin.model.step", "window_slots", _drop_oldest) as count:
+        yield count
+
+
+@contextmanager
+def history_lost_at_chunk_borders() -> Iterator[Calls]:
+    """Engram sees only the tokens of the current chunk."""
+    with _changed("deepinfer_plugin.worker.model_state", "lookback_ids", _forget_history) as count:
+        yield count
+
+
+@contextmanager
+def _changed(module: str, name: str, change: Callable[..., torch.Tensor]) -> Iterator[Calls]:
+    """Pass the result of a function, and its arguments, through ``change``."""
+    count = Calls()
+    owner = importlib.import_module(module)
+    original = getattr(owner, name)
+
+    def changed(*args: Any) -> torch.Tensor:
+        count.calls += 1
+        return change(original(*args), *args)
+
+    with mock.patch.object(owner, name, changed):
+        yield count
+
+
+def _drop_oldest(slots: torch.Tensor, positions: torch.Tensor, req_idx: torch.Tensor, *rest: Any) -> torch.Tensor:
+    del rest
+    changed = slots.clone()
+    changed[(req_idx > 0) & (positions > 0), 0] = -1
+    return changed
+
+
+def _forget_history(
+    ids: torch.Tensor, input_ids: torch.Tensor, positions: torch.Tensor, query_start_loc: torch.Tensor, *rest: Any
+) -> torch.Tensor:
+    del input_ids, rest
+    rows = torch.arange(ids.shape[0])
+    ends = query_start_loc[1:]
+    req_idx = torch.searchsorted(ends, rows.to(ends.dtype), right=True).clamp_max_(ends.shape[0] - 1)
+    row_in_step = rows - query_start_loc[req_idx].long()
+    shift = torch.arange(1, ids.shape[1] + 1)
+    is_before = shift[None, :] > row_in_step[:, None]
+    return torch.where(is_before, -1, ids)

@@ -1,0 +1,166 @@
+"""What a child runs and what it reports, as data that travels as JSON. Loads neither torch nor vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from deepinfer_plugin.errors import InputError
+from deepinfer_plugin.settings import Arithmetic
+
+FACTS_KEY = "facts"  # of the metadata of the results file: RunFacts by engine, as JSON
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One request.
+
+    ``forced`` are its first output tokens, fed one at a time; ``max_tokens`` counts all output tokens and is
+    ``len(forced) + 1`` unless it is given, so that every forced token is also read. Logits are reported for every
+    output token, and with ``prompt_rows`` for every prompt token but the last (the prefix cache is not read then).
+    ``sampling`` holds further fields of vLLM's SamplingParams; greedy without EOS is the default.
+    """
+
+    name: str
+    tokens: tuple[int, ...]
+    forced: tuple[int, ...] = ()
+    max_tokens: int | None = None
+    prompt_rows: bool = False
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """Something done between two engine steps: first the aborts, then the additions, then ``steps`` engine steps.
+
+    ``steps`` None runs until no request is left.
+    """
+
+    add: tuple[Request, ...] = ()
+    abort: tuple[str, ...] = ()
+    reset_prefix_cache: bool = False
+    steps: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRun:
+    """One engine from start to shutdown.
+
+    ``flags`` are those of ``vllm serve`` and stand after the defaults of ``child.py``. ``faults`` are import paths
+    ``module:function`` of context managers without arguments, entered before the engine is built.
+    """
+
+    name: str
+    model: str
+    arithmetic: Arithmetic
+    flags: tuple[str, ...] = ()
+    actions: tuple[Action, ...] = ()
+    faults: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputFacts:
+    """One completion of a request; its tokens and logits are arrays beside this record."""
+
+    text: str
+    finish_reason: str | None
+    stop_reason: int | str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestFacts:
+    """What happened to a request.
+
+    ``chunks`` lists, per completion, how many tokens of it each engine step computed; ``error`` is the text with which
+    vLLM refused it. ``num_cached_tokens`` counts the hit of its first scheduling only, as vLLM reports it.
+    """
+
+    outputs: tuple[OutputFacts, ...] = ()
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    chunks: tuple[tuple[int, ...], ...] = ()
+    finished: bool = False
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    """What happened in an engine. ``steps`` lists per engine step the tokens computed for each request.
+
+    ``fault_calls`` counts per planted fault how often its changed code ran.
+    """
+
+    steps: tuple[Mapping[str, int], ...] = ()
+    start_s: float = 0.0
+    run_s: float = 0.0
+    num_unfinished: int = 0
+    fault_calls: Mapping[str, int] = field(default_factory=dict)
+    requests: Mapping[str, RequestFacts] = field(default_factory=dict)
+
+
+def runs_to_json(runs: tuple[EngineRun, ...]) -> list[dict[str, Any]]:
+    """Plain values of a plan."""
+    return [{**asdict(run), "arithmetic": run.arithmetic.value} for run in runs]
+
+
+def runs_from_json(values: list[dict[str, Any]]) -> tuple[EngineRun, ...]:
+    """The plan that ``runs_to_json`` wrote.
+
+    Raises:
+        InputError: a name is used twice, or a field is missing or unknown.
+    """
+    try:
+        runs = tuple(_run(value) for value in values)
+    except (TypeError, ValueError, KeyError) as error:
+        raise InputError(f"engine plan: a field is wrong ({error}), expected what runs_to_json writes") from None
+    _require_unique("engine", [run.name for run in runs])
+    for run in runs:
+        _require_unique(f"engine {run.name}: request", [item.name for action in run.actions for item in action.add])
+    return runs
+
+
+def facts_from_json(value: Mapping[str, Any]) -> RunFacts:
+    """The record that the child wrote with ``dataclasses.asdict``."""
+    requests = {
+        name: RequestFacts(
+            **{
+                **facts,
+                "outputs": tuple(OutputFacts(**output) for output in facts["outputs"]),
+                "chunks": tuple(tuple(sizes) for sizes in facts["chunks"]),
+            }
+        )
+        for name, facts in value["requests"].items()
+    }
+    return RunFacts(**{**value, "steps": tuple(value["steps"]), "requests": requests})
+
+
+def _run(value: dict[str, Any]) -> EngineRun:
+    actions = tuple(
+        Action(
+            **{
+                **action,
+                "add": tuple(
+                    Request(**{**item, "tokens": tuple(item["tokens"]), "forced": tuple(item["forced"])})
+                    for item in action["add"]
+                ),
+                "abort": tuple(action["abort"]),
+            }
+        )
+        for action in value["actions"]
+    )
+    return EngineRun(
+        **{
+            **value,
+            "arithmetic": Arithmetic(value["arithmetic"]),
+            "flags": tuple(value["flags"]),
+            "faults": tuple(value["faults"]),
+            "actions": actions,
+        }
+    )
+
+
+def _require_unique(what: str, names: list[str]) -> None:
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InputError(f"{what} {twice[0]!r} is named twice, expected unique names; rename one")

@@ -1,0 +1,207 @@
+"""The sampler of our model: vLLM's request states and logits processors, our arithmetic and noise.
+
+What the stock sampler decides per batch (fused kernels, skipped stages, the order among ties) is decided per row here,
+or is skipped only where no bit can change.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.config.model import PROCESSED_LOGPROBS_MODES
+from vllm.v1.worker.gpu.buffer_utils import UvaBackedTensor
+from vllm.v1.worker.gpu.input_batch import get_num_sampled_and_rejected
+from vllm.v1.worker.gpu.metrics.logits import get_num_nans
+from vllm.v1.worker.gpu.sample.logits_processor import LogitsContext
+from vllm.v1.worker.gpu.sample.output import SamplerOutput, SamplingMaskTensors
+from vllm.v1.worker.gpu.sample.sampler import Sampler
+
+from deepinfer_kernels.restrict_logits import restrict_logits
+from deepinfer_kernels.sample_tokens import sample_tokens
+from deepinfer_plugin.errors import ConfigError
+from deepinfer_plugin.sampling.logprobs import score_rows
+from deepinfer_plugin.sampling.seeds import as_int64, prompt_hash
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.worker.gpu.input_batch import InputBatch
+
+RAW_OR_PROCESSED_LOGITS = ("raw_logits", "processed_logits")
+
+
+class DeepInferSampler(Sampler):
+    """Draws each token from its own row, the request's seed, its prompt and its position."""
+
+    @classmethod
+    def adopt(cls, stock: Sampler) -> DeepInferSampler:
+        """Take over the request states and logits processors of the sampler that the model runner has built.
+
+        Raises:
+            ConfigError: the runner built another sampler than vLLM's stock one.
+        """
+        if type(stock) is not Sampler:
+            raise ConfigError(
+                f"sampler: the model runner built {type(stock).__name__}, expected Sampler; its draws would not be "
+                "those of the seed, leave the option that selects it out"
+            )
+        sampler = cls.__new__(cls)
+        sampler.__dict__.update(stock.__dict__)
+        sampler.use_flashinfer = sampler.use_xpu_sampler = False  # they draw from a stream that the batch shares
+        sampler.prompt_hashes = UvaBackedTensor(stock.sampling_states.max_num_reqs, dtype=torch.int64)
+        return sampler
+
+    def set_prompt(self, req_idx: int, prompt_token_ids: Sequence[int]) -> None:
+        """Store the hash of the prompt of the request that takes a slot; generated tokens are no part of it."""
+        self.prompt_hashes.np[req_idx] = as_int64(prompt_hash(prompt_token_ids))
+
+    def add_request(self, req_idx: int, sampling_params: SamplingParams) -> None:
+        """Store the parameters of the request that takes a slot."""
+        if sampling_params.seed is not None:
+            # the seeds tensor is int64 and the seed of a sample of n > 1 may lie above it
+            sampling_params = copy(sampling_params)
+            sampling_params.seed = as_int64(sampling_params.seed)
+        super().add_request(req_idx, sampling_params)
+
+    def apply_staged_writes(self) -> None:
+        """Make what was stored visible to the device."""
+        super().apply_staged_writes()
+        self.prompt_hashes.copy_to_uva()
+
+    def apply_sampling_params(
+        self,
+        logits: torch.Tensor,
+        expanded_idx_mapping: torch.Tensor,
+        idx_mapping: torch.Tensor,
+        idx_mapping_np: np.ndarray[Any, Any],
+        pos: torch.Tensor,
+        input_ids: torch.Tensor,
+        expanded_local_pos: torch.Tensor,
+        seq_lens_upper_bound_np: np.ndarray[Any, Any],
+        skip_top_k_top_p: bool = False,
+    ) -> torch.Tensor:
+        """Processors, temperature, then min-p, top-k and top-p: [num_rows, vocab_size] fp32.
+
+        Where no request of the step needs any of it ``logits`` comes back itself; processing would change no bit of it.
+        """
+        if not self.needs_logits_processing[idx_mapping_np].any():
+            return logits.float()
+        processed = logits.to(torch.float32, copy=True)
+        context = LogitsContext(
+            expanded_idx_mapping=expanded_idx_mapping,
+            idx_mapping=idx_mapping,
+            idx_mapping_np=idx_mapping_np,
+            expanded_local_pos=expanded_local_pos,
+            input_ids=input_ids,
+            pos=pos,
+            seq_lens_upper_bound_np=seq_lens_upper_bound_np,
+        )
+        for processor in self.logits_processors:
+            processed = processor.apply(processed, context)
+        self.thinking_budget_state.apply(processed, context)  # last: nothing may undo what it forces
+        states = self.sampling_states
+        temperature = states.temperature.gpu[expanded_idx_mapping]
+        processed = processed / torch.where(temperature == 0.0, 1.0, temperature)[:, None]
+        top_k = states.top_k.gpu[expanded_idx_mapping]
+        top_p = states.top_p.gpu[expanded_idx_mapping]
+        if skip_top_k_top_p:
+            top_k, top_p = torch.zeros_like(top_k), torch.ones_like(top_p)
+        return restrict_logits(processed, top_k, top_p, states.min_p.gpu[expanded_idx_mapping])
+
+    def sample(
+        self,
+        logits: torch.Tensor,
+        expanded_idx_mapping: torch.Tensor,
+        idx_mapping: torch.Tensor,
+        idx_mapping_np: np.ndarray[Any, Any],
+        pos: torch.Tensor,
+        input_ids: torch.Tensor,
+        expanded_local_pos: torch.Tensor,
+        seq_lens_upper_bound_np: np.ndarray[Any, Any],
+        return_logprobs: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """One token per row, [num_rows] int64, and the processed logits it was drawn from."""
+        processed = self.apply_sampling_params(
+            logits,
+            expanded_idx_mapping,
+            idx_mapping,
+            idx_mapping_np,
+            pos,
+            input_ids,
+            expanded_local_pos,
+            seq_lens_upper_bound_np,
+        )
+        states = self.sampling_states
+        is_drawn = (states.temperature.gpu[expanded_idx_mapping] != 0.0).float()  # already divided by it
+        sampled = sample_tokens(
+            processed,
+            is_drawn,
+            states.seeds.gpu[expanded_idx_mapping],
+            self.prompt_hashes.gpu[expanded_idx_mapping],
+            pos.long() + 1,  # ``pos`` is that of the token read
+        )
+        return sampled, processed
+
+    def __call__(self, logits: torch.Tensor, input_batch: InputBatch) -> SamplerOutput:
+        """Sample one token for every row of logits, and score it where a request asks for log-probabilities."""
+        num_nans = get_num_nans(logits) if self.compute_nans else None
+        sampled, processed = self.sample(
+            logits,
+            input_batch.expanded_idx_mapping,
+            input_batch.idx_mapping,
+            input_batch.idx_mapping_np,
+            input_batch.positions[input_batch.logits_indices],
+            input_batch.input_ids[input_batch.logits_indices],
+            input_batch.expanded_local_pos,
+            input_batch.seq_lens_cpu_upper_bound.numpy(),
+        )
+        if self.trace_replay_state is not None:
+            self.trace_replay_state.apply_trace(sampled, input_batch.idx_mapping)
+        num_sampled, num_rejected = get_num_sampled_and_rejected(
+            input_batch.seq_lens.new_ones(input_batch.num_reqs),
+            input_batch.seq_lens,
+            input_batch.cu_num_logits,
+            input_batch.idx_mapping,
+            self.req_states.prefill_len.gpu,
+        )
+        return SamplerOutput(
+            sampled_token_ids=sampled.view(-1, 1),
+            logprobs_tensors=self._score(logits, processed, sampled, input_batch),
+            num_nans=num_nans,
+            num_sampled=num_sampled,
+            num_rejected=num_rejected,
+            sampling_mask_tensors=self._sampling_mask(processed, num_sampled, input_batch),
+        )
+
+    def _score(
+        self, logits: torch.Tensor, processed: torch.Tensor, sampled: torch.Tensor, input_batch: InputBatch
+    ) -> Any:
+        """vLLM's ``LogprobsTensors`` of the step, or None where no request asks for any."""
+        dims = self.get_logprobs_dims(input_batch.idx_mapping_np)
+        if dims is None:
+            return None
+        num_logprobs, max_token_ids = dims
+        has_extra_rows = logits.shape[0] != input_batch.num_reqs
+        custom = None
+        if max_token_ids > 0:
+            state, rows = self.logprob_token_ids_state, input_batch.expanded_idx_mapping
+            custom = (state.num_token_ids.gpu[rows], state.token_ids.gpu[rows, :max_token_ids].long())
+        return score_rows(
+            processed if self.logprobs_mode in PROCESSED_LOGPROBS_MODES else logits.float(),
+            sampled,
+            num_logprobs,
+            is_logits=self.logprobs_mode in RAW_OR_PROCESSED_LOGITS,
+            custom=custom,
+            cu_num_logits=input_batch.cu_num_logits_np.tolist() if has_extra_rows else None,
+        )
+
+    def _sampling_mask(self, processed: torch.Tensor, num_sampled: torch.Tensor, input_batch: InputBatch) -> Any:
+        """The ids that each row could have become, for ``--return-sampling-mask``; None without it."""
+        if not self.return_sampling_mask:
+            return None
+        widest = int(self.sampling_states.top_k.np[input_batch.idx_mapping_np].max())  # of the buffer, not of a row
+        return SamplingMaskTensors.from_logits(processed, input_batch.cu_num_logits, num_sampled, widest)

@@ -1,0 +1,1 @@
+"""Proof of batch invariance: relations, schedules, mutants, certificates."""
