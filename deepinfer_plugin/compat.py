@@ -44,6 +44,19 @@ PATCHES: tuple[Patch, ...] = (
         upstream="torch/_dynamo/utils.py, PyTorch 2.14.0",
         removal="TRITON_INTERPRET takes effect after Triton's import, or torch imports Triton late",
     ),
+    Patch(
+        what="InputProcessor.process_inputs wrapped: a request of our model gets its seed before the engine sees it",
+        why="an answer drawn without a seed could not be repeated; Platform.validate_request sees the caller's own "
+        "parameters, which several prompts may share, and may not change them",
+        upstream="vllm/v1/engine/input_processor.py, vLLM 0.33.0; sampling/front_end.py checks the parameters",
+        removal="a hook may change the engine's copy of a request's sampling parameters",
+    ),
+    Patch(
+        what="RequestState.from_new_request and _new_request_output wrapped: RequestOutput of our model has a field seed",
+        why="the seed must come back with the answer; RequestOutput has no field for a plugin",
+        upstream="vllm/v1/engine/output_processor.py, vLLM 0.33.0; sampling/front_end.py checks the parameters",
+        removal="RequestOutput carries the sampling parameters, or fields of a plugin",
+    ),
 )
 
 

@@ -242,6 +242,8 @@ def prepare_interpreter_environment() -> None:
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1"
     # Two threads on a busy machine cost an order of magnitude; one also fixes the order of torch's own sums.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # vLLM imports Humming, whose import starts two Python processes that compile CUDA code; nothing here can run it.
+    os.environ.setdefault("HUMMING_DISABLE_PARALLEL_BUILD", "1")
 
 
 def keep_engine_in_this_process() -> None:

@@ -33,7 +33,8 @@ BLOCK_SIZE = 32
 ODD_BUDGET = 33  # tokens of one step: long prompts are cut at odd places, and share steps with decoding requests
 WHOLE_FLAGS = (f"--block-size={BLOCK_SIZE}", "--max-num-batched-tokens=4096")
 ODD_FLAGS = (f"--block-size={BLOCK_SIZE}", f"--max-num-batched-tokens={ODD_BUDGET}", "--max-num-seqs=16")
-MAX_SHORT = 72  # prompts up to here run in one chunk, longer ones of which few rows are recorded only in odd chunks
+MAX_SHORT = 72  # prompts up to here run in one chunk, longer ones in odd chunks
+LONG_IN_ONE_CHUNK = "prefill seq0"
 SINGLE_TOKENS = "prefill robust0"  # fed one token at a time as well
 
 
@@ -95,8 +96,8 @@ def _cases(key: Checkpoint, arithmetic: Arithmetic) -> list[GoldenCase]:
     return found
 
 
-def _is_long_with_few_rows(case: GoldenCase) -> bool:
-    return case.num_prompt > MAX_SHORT and len(case.rows) < MAX_SHORT
+def _is_long_prefill(case: GoldenCase) -> bool:
+    return case.label.startswith("prefill") and case.num_prompt > MAX_SHORT
 
 
 def _feed(case: GoldenCase, suffix: str = "") -> Feed:
@@ -105,24 +106,26 @@ def _feed(case: GoldenCase, suffix: str = "") -> Feed:
 
 
 def _whole(key: Checkpoint, arithmetic: Arithmetic) -> Scene:
+    """Every case but the long prompts; one long prompt of the first seeds."""
     cases = [
         case
         for case in _cases(key, arithmetic)
-        if not case.label.startswith("prefill") or not _is_long_with_few_rows(case)
+        if not _is_long_prefill(case) or (key.seed == 0 and case.label == LONG_IN_ONE_CHUNK)
     ]
     return Scene(key=key, arithmetic=arithmetic, is_odd=False, feeds=tuple(map(_feed, cases)), again=())
 
 
 def _odd(key: Checkpoint, arithmetic: Arithmetic) -> Scene:
-    """In ``s32`` what gains from being cut, since the rest runs in one chunk; else this scene stands for both."""
+    """In ``s32`` what ``_whole`` leaves out and the decode cases that can hit; else the cases of ``_whole``, cut."""
     cases = _cases(key, arithmetic)
-    is_s32 = arithmetic is Arithmetic.S32
-    kept = [case for case in cases if (case.num_prompt > BLOCK_SIZE if is_s32 else not _is_long_with_few_rows(case))]
-    feeds = [_feed(case) for case in kept]
+    again = [case for case in cases if case.label.startswith("decode") and case.num_prompt > BLOCK_SIZE]
+    if arithmetic is Arithmetic.S32:
+        feeds = [_feed(case) for case in cases if _is_long_prefill(case)] + [_feed(case) for case in again]
+    else:
+        feeds = list(_whole(key, arithmetic).feeds)
     for case in cases:
-        if is_s32 and key.seed == 0 and case.label == SINGLE_TOKENS:
+        if arithmetic is Arithmetic.S32 and key.seed == 0 and case.label == SINGLE_TOKENS:
             feeds.append(Feed(case=case, name=f"{case.label} single", num_prompt=1, with_prompt_rows=False))
-    again = [case for case in kept if case.label.startswith("decode") and case.num_prompt > BLOCK_SIZE]
     return Scene(
         key=key,
         arithmetic=arithmetic,

@@ -72,8 +72,14 @@ class _Observer:
         self.steps: list[dict[str, int]] = []
         self.preemptions: dict[str, int] = defaultdict(int)
         scheduler = engine.engine_core.engine_core.scheduler
+        self._cache_manager = scheduler.kv_cache_manager
         self._schedule = scheduler.schedule
         scheduler.schedule = self._observed
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the cache blocks that requests hold now."""
+        return float(self._cache_manager.usage)
 
     def _observed(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         output = self._schedule(*args, **kwargs)
@@ -131,6 +137,7 @@ class EngineDriver:
             start_s=start_s,
             run_s=run_s,
             num_unfinished=self._engine.get_num_unfinished_requests(),
+            kv_usage=self._observer.kv_usage,
             fault_calls=fault_calls,
             requests={name: self._request_facts(state) for name, state in self._states.items()},
         )
@@ -184,6 +191,8 @@ class EngineDriver:
             every = np.arange(self._vocab_size, dtype=np.int32)
             values["prompt_logprob_token_ids"] = np.broadcast_to(every, (num_rows, self._vocab_size))
         values.update(request.sampling)
+        if "logit_bias" in values:  # JSON has made the token ids strings
+            values["logit_bias"] = {int(token): bias for token, bias in values["logit_bias"].items()}
         if isinstance(values.get("structured_outputs"), dict):
             values["structured_outputs"] = StructuredOutputsParams(**values["structured_outputs"])
         return SamplingParams(**values)

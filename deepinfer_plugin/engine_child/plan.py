@@ -88,13 +88,15 @@ class RequestFacts:
 class RunFacts:
     """What happened in an engine. ``steps`` lists per engine step the tokens computed for each request.
 
-    ``fault_calls`` counts per planted fault how often its changed code ran.
+    ``kv_usage`` is the share of cache blocks still held at the end, 0 unless requests are left. ``fault_calls`` counts
+    per planted fault how often its changed code ran.
     """
 
     steps: tuple[Mapping[str, int], ...] = ()
     start_s: float = 0.0
     run_s: float = 0.0
     num_unfinished: int = 0
+    kv_usage: float = 0.0
     fault_calls: Mapping[str, int] = field(default_factory=dict)
     requests: Mapping[str, RequestFacts] = field(default_factory=dict)
 

@@ -12,6 +12,7 @@ from deepinfer_plugin import envs
 from deepinfer_plugin.errors import ConfigError
 from deepinfer_plugin.model.config import ModelConfig
 from deepinfer_plugin.model.weights import check_checkpoint, check_tokenizer
+from deepinfer_plugin.sampling import front_end
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig as EngineModelConfig
@@ -48,6 +49,7 @@ class DeepseekV41Checks(DeepseekV4ForCausalLMConfig):
         if vllm_config.cache_config.swa_bounded_replay:
             vllm_config.cache_config.swa_bounded_replay = False
             logger.info("SWA bounded replay is off: window KV is cached with the prefix and a hit is exact")
+        front_end.install()
         # the reference kernels choose shapes from the data, which a CUDA graph cannot replay
         vllm_config.compilation_config.cudagraph_mode = CUDAGraphMode.NONE
 

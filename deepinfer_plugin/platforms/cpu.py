@@ -6,8 +6,11 @@ from vllm.logger import init_logger
 from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
+from deepinfer_plugin.sampling import seed_middleware
+
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
     from vllm.v1.attention.selector import AttentionSelectorConfig
 
 logger = init_logger(f"vllm.{__name__}")
@@ -22,9 +25,27 @@ class DeepInferCpuPlatform(CpuPlatform):
     Numbers are right, speed is for tests and development.
     """
 
+    _has_kernel_overrides = False
+
     @classmethod
     def import_kernels(cls) -> None:
         """The wheel carries no CPU kernels for this lane; nothing to import."""
+
+    @classmethod
+    def register_triton_kernel_overrides(cls) -> None:
+        """Replace the runner's kernels that are slow in the interpreter; vLLM's own list needs its compiled extension."""
+        from vllm.triton_utils.dispatcher import register_kernels
+
+        from deepinfer_plugin.worker.cpu_kernels import OVERRIDES
+
+        if not cls._has_kernel_overrides:
+            cls._has_kernel_overrides = True
+            register_kernels(OVERRIDES)
+
+    @classmethod
+    def pre_register_and_update(cls, parser: "FlexibleArgumentParser | None" = None) -> None:
+        """Let the server of a command line return seeds; without an answer of our model the middleware does nothing."""
+        seed_middleware.add_to_server(parser)
 
     @classmethod
     def check_and_update_config(cls, vllm_config: "VllmConfig") -> None:
@@ -39,6 +60,7 @@ class DeepInferCpuPlatform(CpuPlatform):
             scheduler.enable_chunked_prefill,
             scheduler.max_num_batched_tokens,
         )
+        executor = vllm_config.parallel_config.distributed_executor_backend
         super().check_and_update_config(vllm_config)
         if cls._serves_our_model(vllm_config):
             (
@@ -47,8 +69,11 @@ class DeepInferCpuPlatform(CpuPlatform):
                 scheduler.enable_chunked_prefill,
                 scheduler.max_num_batched_tokens,
             ) = kept
-        if vllm_config.parallel_config.worker_cls == "vllm.v1.worker.cpu_worker.CPUWorker":
-            vllm_config.parallel_config.worker_cls = WORKER_CLASS
+        parallel = vllm_config.parallel_config
+        if parallel.worker_cls == "vllm.v1.worker.cpu_worker.CPUWorker":
+            parallel.worker_cls = WORKER_CLASS
+        if executor == "uni":  # vLLM puts a process of its own around one worker to bind threads; we use one thread
+            parallel.distributed_executor_backend = "uni"
         vllm_config.compilation_config.custom_ops = ["none"]
         vllm_config.kernel_config.enable_jit_warmup = False  # the interpreter compiles nothing
 

@@ -8,6 +8,8 @@ from vllm.v1.outputs import LogprobsTensors
 from deepinfer_kernels.log_softmax import token_log_softmax
 from deepinfer_kernels.sample_tokens import top_tokens
 
+LOGITS_MODES = ("raw_logits", "processed_logits")  # of --logprobs-mode: return logits, not their log-softmax
+
 
 def score_rows(
     logits: torch.Tensor,

@@ -21,7 +21,7 @@ from vllm.v1.worker.gpu.sample.sampler import Sampler
 from deepinfer_kernels.restrict_logits import restrict_logits
 from deepinfer_kernels.sample_tokens import sample_tokens
 from deepinfer_plugin.errors import ConfigError
-from deepinfer_plugin.sampling.logprobs import score_rows
+from deepinfer_plugin.sampling.logprobs import LOGITS_MODES, score_rows
 from deepinfer_plugin.sampling.seeds import as_int64, prompt_hash
 
 if TYPE_CHECKING:
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     import numpy as np
     from vllm.sampling_params import SamplingParams
     from vllm.v1.worker.gpu.input_batch import InputBatch
-
-RAW_OR_PROCESSED_LOGITS = ("raw_logits", "processed_logits")
 
 
 class DeepInferSampler(Sampler):
@@ -194,7 +192,7 @@ class DeepInferSampler(Sampler):
             processed if self.logprobs_mode in PROCESSED_LOGPROBS_MODES else logits.float(),
             sampled,
             num_logprobs,
-            is_logits=self.logprobs_mode in RAW_OR_PROCESSED_LOGITS,
+            is_logits=self.logprobs_mode in LOGITS_MODES,
             custom=custom,
             cu_num_logits=input_batch.cu_num_logits_np.tolist() if has_extra_rows else None,
         )

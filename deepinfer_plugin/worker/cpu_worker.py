@@ -4,6 +4,8 @@ import torch
 from vllm.config import VllmConfig
 from vllm.v1.worker.cpu_worker import CPUWorker
 
+from deepinfer_plugin.worker.model_state import DeepInferModelState
+
 # kept alive for the life of the process: a torch.library fragment is undone when it is collected
 _FRAGMENT = torch.library.Library("_C", "FRAGMENT")
 
@@ -32,3 +34,11 @@ class DeepInferCpuWorker(CPUWorker):
         _define_missing_ops()
         torch.set_num_threads(1)
         super().__init__(vllm_config, local_rank, rank, distributed_init_method, is_driver_worker=is_driver_worker)
+
+    def load_model(self, *, load_dummy_weights: bool = False) -> None:
+        """Load, then score prompts of our model in the arithmetic of its sampler."""
+        super().load_model(load_dummy_weights=load_dummy_weights)
+        if isinstance(self.model_runner.model_state, DeepInferModelState):
+            from deepinfer_plugin.sampling.prompt_logprobs import PromptLogprobs
+
+            self.model_runner.prompt_logprobs_worker = PromptLogprobs.adopt(self.model_runner.prompt_logprobs_worker)

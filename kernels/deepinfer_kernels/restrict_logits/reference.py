@@ -42,9 +42,7 @@ def restrict_logits_reference(
     return restricted
 
 
-def _restrict_rows(
-    logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor
-) -> torch.Tensor:
+def _restrict_rows(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
     vocab_size = logits.shape[1]
     has_top_k, has_top_p, has_min_p = (top_k > 0) & (top_k < vocab_size), top_p < 1.0, min_p > 0.0
     clean = torch.where(logits.isnan(), -torch.inf, logits)

@@ -65,9 +65,7 @@ def gumbel_noise(
     return gumbel_noise_reference(seeds, prompt_hashes, positions, vocab_size)
 
 
-def _check(
-    op: str, seeds: torch.Tensor, prompt_hashes: torch.Tensor, positions: torch.Tensor, vocab_size: int
-) -> None:
+def _check(op: str, seeds: torch.Tensor, prompt_hashes: torch.Tensor, positions: torch.Tensor, vocab_size: int) -> None:
     checks.require_rank(op, "seeds", seeds, 1, "one seed per row")
     for name, values in (("seeds", seeds), ("prompt_hashes", prompt_hashes), ("positions", positions)):
         checks.require_dtype(op, name, values, (torch.int64,))

@@ -1,0 +1,93 @@
+"""Bytes of the KV cache at the released size: from our specifications and from vLLM's own plan, in a child process."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deepinfer_plugin import envs
+from deepinfer_plugin.reference.released_config import released_config_dict
+
+BYTES_PER_TOKEN = 890
+BLOCK_SIZE = 128
+WINDOW_BYTES, COMPRESSED_BYTES, INDEX_BYTES = 528, 288, 68
+NUM_LAYERS = 40
+RATIOS = {2: 2, 8: 2, 14: 2, 20: 1}  # KV-source layer -> tokens per entry
+
+Cache = dict[str, Any]
+
+
+def _write_model(folder: Path) -> None:
+    """The released config.json without Engram, which needs the real tokenizer, and a tokenizer of its size."""
+    config = released_config_dict()
+    config["text_config"].update(engram_layer_ids=[], engram_num_embeddings=[])
+    vocab = {f"token{index}": index for index in range(config["text_config"]["vocab_size"])}
+    tokenizer = {
+        "version": "1.0",
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": None,
+        "post_processor": None,
+        "decoder": None,
+        "model": {"type": "WordLevel", "vocab": vocab, "unk_token": "token0"},
+    }
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """``CachePlan`` of the released model, as JSON."""
+    folder = tmp_path_factory.mktemp("released")
+    _write_model(folder)
+    out = folder / "plan.json"
+    command = [sys.executable, "-m", "deepinfer_plugin.engine_child.planning", str(folder), str(out)]
+    environment = envs.child_environment({"DEEPINFER_ARITHMETIC": None})
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
+    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
+    loaded: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+    return loaded
+
+
+def _named(plan: dict[str, Any], ending: str) -> dict[int, Cache]:
+    """Caches whose name ends so, by layer."""
+    found = [cache for cache in plan["caches"] if cache["name"].endswith(ending)]
+    return {int(cache["name"].split("layers.")[1].split(".")[0]): cache for cache in found}
+
+
+def test_records_have_the_specified_bytes(plan: dict[str, Any]) -> None:
+    windows, entries, keys = (_named(plan, ending) for ending in (".window", ".entries", ".keys"))
+    assert sorted(windows) == list(range(NUM_LAYERS))
+    assert {cache["page_bytes"] / cache["block_size"] for cache in windows.values()} == {WINDOW_BYTES}
+    for caches, record_bytes in ((entries, COMPRESSED_BYTES), (keys, INDEX_BYTES)):
+        per_token = {layer: cache["page_bytes"] / cache["block_size"] for layer, cache in caches.items()}
+        assert per_token == {layer: record_bytes / ratio for layer, ratio in RATIOS.items()}
+
+
+def test_specifications_grow_by_890_bytes_per_token(plan: dict[str, Any]) -> None:
+    growing = [cache for cache in plan["caches"] if cache["kind"] == "MLAAttentionSpec"]
+    assert len(growing) == 2 * len(RATIOS)
+    assert sum(cache["page_bytes"] / cache["block_size"] for cache in growing) == BYTES_PER_TOKEN
+
+
+def test_a_block_of_vllms_pool_is_128_tokens_of_890_bytes(plan: dict[str, Any]) -> None:
+    growing = [cache for cache in plan["caches"] if cache["kind"] == "MLAAttentionSpec"]
+    assert len({cache["group"] for cache in growing}) == 1
+    assert {cache["block_size"] for cache in growing} == {BLOCK_SIZE}
+    assert plan["pool_bytes"] / plan["num_blocks"] == BYTES_PER_TOKEN * BLOCK_SIZE
+    assert {cache["block_stride"] for cache in plan["caches"]} == {BYTES_PER_TOKEN * BLOCK_SIZE}
+
+
+def test_no_two_caches_of_a_group_overlap_in_a_block(plan: dict[str, Any]) -> None:
+    for group in {cache["group"] for cache in plan["caches"]}:
+        places = sorted((c["offset"], c["offset"] + c["page_bytes"]) for c in plan["caches"] if c["group"] == group)
+        assert places[-1][1] <= BYTES_PER_TOKEN * BLOCK_SIZE
+        assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(places))

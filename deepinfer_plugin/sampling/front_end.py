@@ -1,0 +1,162 @@
+"""The seed of every drawn answer: taken from the request or drawn here, in the front end, and handed back.
+
+vLLM has no hook that may change a request's parameters before the engine, or add to its result, so two of its methods
+are wrapped (``compat.PATCHES``). Only requests of our model are touched.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import secrets
+from collections.abc import Callable
+from contextvars import ContextVar
+from copy import copy
+from typing import TYPE_CHECKING, Any
+
+from deepinfer_plugin.errors import PlatformError
+from deepinfer_plugin.sampling.seeds import SEED_MODULUS, as_int64
+
+if TYPE_CHECKING:
+    from vllm.sampling_params import SamplingParams
+
+ALIAS = "seq_seed"  # DeepInfer's name of the seed, in extra_args or vllm_xargs
+DRAWN_BITS = 53  # a drawn seed survives JSON readers that keep numbers as doubles
+MODEL_TYPE = "deepseek_v41"
+
+# While an HTTP request is handled: the seeds of its prompts by vLLM's request id, filled here, read by the middleware.
+SEEDS_OF_RESPONSE: ContextVar[dict[str, int] | None] = ContextVar("deepinfer_seeds_of_response", default=None)
+
+_IS_OURS = "_deepinfer_wraps"
+
+
+def settle_seed(params: SamplingParams) -> SamplingParams:
+    """Give the parameters of a request the seed that it is drawn with.
+
+    The seed is ``seed``, or else ``extra_args["seq_seed"]``, modulo 2^64, or else drawn. A greedy request needs none.
+
+    Args:
+        params: the caller's; not changed, because callers share one object between prompts.
+
+    Returns:
+        A copy: seed 0 to 2^64 - 1, no ``seq_seed``. Sample i of ``n`` is drawn with seed + i, as vLLM has it.
+
+    Raises:
+        VLLMValidationError: a malformed ``seq_seed``, two seeds that differ, or a sample whose seed has over 64 bits.
+    """
+    settled = copy(params)
+    alias = None
+    if params.extra_args and ALIAS in params.extra_args:
+        alias = _parse_alias(params.extra_args[ALIAS])
+        settled.extra_args = {key: value for key, value in params.extra_args.items() if key != ALIAS} or None
+    seed = None if params.seed is None else params.seed % SEED_MODULUS
+    if seed is not None and alias is not None and seed != alias:
+        raise _error(ALIAS, f"{alias} modulo 2^64", f"the value of seed, {seed} modulo 2^64; pass one of the two")
+    seed = alias if seed is None else seed
+    if seed is None and params.temperature > 0.0:
+        seed = secrets.randbits(DRAWN_BITS)
+    if seed is not None and seed + params.n > SEED_MODULUS:
+        raise _error("seed", f"{seed} modulo 2^64 with n {params.n}", "seed + n at most 2^64; choose another seed")
+    settled.seed = seed
+    return settled
+
+
+def reported_seed(seed: int | None) -> int | None:
+    """The seed as a client can send it back: a signed 64-bit number."""
+    return None if seed is None else as_int64(seed)
+
+
+def _parse_alias(value: object) -> int:
+    text = value.strip() if isinstance(value, str) else ""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value % SEED_MODULUS
+    if text.removeprefix("-").isascii() and text.removeprefix("-").isdigit() and len(text) <= 40:
+        return int(text) % SEED_MODULUS
+    raise _error(ALIAS, repr(value), "an integer, taken modulo 2^64; correct it or leave it out")
+
+
+def _error(parameter: str, found: str, expected: str) -> Exception:
+    """vLLM's error for a bad parameter, which its server answers with status 400."""
+    from vllm.exceptions import VLLMValidationError
+
+    text = f"sampling: {parameter} is {found}, expected {expected}"
+    error: Exception = VLLMValidationError(text, parameter=parameter)
+    return error
+
+
+def install() -> None:
+    """Wrap vLLM's methods in this process, once.
+
+    Raises:
+        PlatformError: a method is not the one this version knows.
+    """
+    from vllm.v1.engine.input_processor import InputProcessor
+    from vllm.v1.engine.output_processor import RequestState
+
+    _wrap(InputProcessor, "process_inputs", ("self", "request_id", "prompt", "params"), _process_inputs)
+    _wrap(
+        RequestState,
+        "from_new_request",
+        ("cls", "tokenizer", "request", "prompt", "parent_req"),
+        _from_new_request,
+    )
+    _wrap(RequestState, "_new_request_output", ("self", "external_req_id", "outputs", "finished"), _new_request_output)
+
+
+def _wrap(owner: type, name: str, parameters: tuple[str, ...], around: Callable[..., Any]) -> None:
+    found = inspect.getattr_static(owner, name, None)
+    is_class_method = isinstance(found, classmethod)
+    original = found.__func__ if isinstance(found, classmethod) else found
+    if getattr(original, _IS_OURS, False):
+        return
+    names = tuple(inspect.signature(original).parameters) if callable(original) else ()
+    if names[: len(parameters)] != parameters or is_class_method != (parameters[0] == "cls"):
+        raise PlatformError(
+            f"sampling: {owner.__name__}.{name} has the parameters {list(names)}, expected {list(parameters)} first; "
+            "install a vLLM version that this plugin supports"
+        )
+    assert callable(original)
+
+    @functools.wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return around(original, *args, **kwargs)
+
+    setattr(wrapper, _IS_OURS, True)
+    setattr(owner, name, classmethod(wrapper) if is_class_method else wrapper)
+
+
+def _process_inputs(
+    original: Callable[..., Any], self: Any, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any
+) -> Any:
+    from vllm.sampling_params import SamplingParams
+
+    if not isinstance(params, SamplingParams) or self.model_config.hf_config.model_type != MODEL_TYPE:
+        return original(self, request_id, prompt, params, *args, **kwargs)
+    settled = settle_seed(params)
+    request = original(self, request_id, prompt, settled, *args, **kwargs)
+    seeds, seed = SEEDS_OF_RESPONSE.get(), reported_seed(settled.seed)
+    if seeds is not None and seed is not None:
+        seeds[request_id] = seed
+    return request
+
+
+def _from_new_request(
+    original: Callable[..., Any],
+    cls: Any,
+    tokenizer: Any,
+    request: Any,
+    prompt: Any,
+    parent_req: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    state = original(cls, tokenizer, request, prompt, parent_req, *args, **kwargs)
+    params = request.sampling_params if parent_req is None else parent_req.sampling_params
+    state.deepinfer_seed = None if params is None else reported_seed(params.seed)
+    return state
+
+
+def _new_request_output(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    output = original(self, *args, **kwargs)
+    output.seed = self.deepinfer_seed
+    return output

@@ -1,0 +1,107 @@
+"""ASGI middleware that adds the seed to the server's answers (``--middleware``; on by default with our platform).
+
+A JSON answer, and the first event of a stream, begins with ``"seed": N``, or with ``"seeds": [N, ...]`` where its
+prompts were drawn with different ones. Sent back as ``seed`` with the same prompt, it repeats the answer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from deepinfer_plugin.sampling.front_end import SEEDS_OF_RESPONSE
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Application = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
+
+CLASS_PATH = f"{__name__}.SeedMiddleware"
+_EVENT = b"data: {"
+
+
+def add_to_server(parser: Any) -> None:
+    """Make the middleware a default of the parser, if it is that of a server; ``--middleware`` adds others to it.
+
+    Args:
+        parser: an ``argparse`` parser, or None.
+    """
+    present = None if parser is None else parser.get_default("middleware")
+    if present is not None and CLASS_PATH not in present:
+        parser.set_defaults(middleware=[*present, CLASS_PATH])
+
+
+class SeedMiddleware:
+    """Adds to an answer what ``front_end`` noted while it was made; leaves every other answer alone."""
+
+    def __init__(self, app: Application) -> None:
+        self.app = app
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Handle one connection."""
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self.app(scope, receive, send)
+            return
+        seeds: dict[str, int] = {}
+        token = SEEDS_OF_RESPONSE.set(seeds)
+        try:
+            await self.app(scope, receive, _Answer(send, seeds))
+        finally:
+            SEEDS_OF_RESPONSE.reset(token)
+
+
+class _Answer:
+    """Passes the messages of one answer on; the start of a JSON answer waits for its body, whose length changes."""
+
+    def __init__(self, send: Send, seeds: dict[str, int]) -> None:
+        self._send = send
+        self._seeds = seeds
+        self._start: Message | None = None
+        self._opening = b""  # what the text to change begins with; empty once there is nothing left to change
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            kind = _header(message, b"content-type").partition(b";")[0].strip()
+            if kind == b"application/json" and message["status"] == 200:
+                self._opening, self._start = b"{", message
+                return
+            self._opening = _EVENT if kind == b"text/event-stream" else b""
+        elif message["type"] == "http.response.body":
+            await self._send_start(message)
+        await self._send(message)
+
+    async def _send_start(self, message: Message) -> None:
+        """Change the first piece that can be changed, and send the start where it has waited."""
+        added = 0
+        body: bytes = message.get("body", b"")
+        if self._opening and self._opening in body:
+            if self._seeds:
+                head, _, tail = body.partition(self._opening)
+                is_inside = self._opening == _EVENT or head.strip() == b""
+                message["body"] = head + self._opening + self._field(tail) + tail if is_inside else body
+                added = len(message["body"]) - len(body)
+            self._opening = b""
+        if self._start is not None:
+            start, self._start = self._start, None
+            if added:
+                start["headers"] = [
+                    (name, str(int(value) + added).encode() if name.lower() == b"content-length" else value)
+                    for name, value in start["headers"]
+                ]
+            await self._send(start)
+
+    def _field(self, tail: bytes) -> bytes:
+        values = [seed for _, seed in sorted(self._seeds.items(), key=lambda item: _prompt_number(item[0]))]
+        field = {"seed": values[0]} if len(set(values)) == 1 else {"seeds": values}
+        return json.dumps(field, separators=(",", ":"))[1:-1].encode() + (b"" if tail.lstrip()[:1] == b"}" else b",")
+
+
+def _prompt_number(request_id: str) -> int:
+    """Number of a prompt in its request: vLLM appends it to the ids of completions."""
+    number = request_id.rpartition("-")[2]
+    return int(number) if number.isascii() and number.isdigit() else 0
+
+
+def _header(message: Message, name: bytes) -> bytes:
+    return next((bytes(value) for key, value in message["headers"] if key.lower() == name), b"")

@@ -1,0 +1,92 @@
+"""The child: ``python -m deepinfer_determinism.child PLAN.json OUT_FOLDER``; one results file per schedule.
+
+Unlike the child of the engine tests it enters faults around single actions, so that one engine serves many mutants,
+and it counts which thresholds were reached.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import time
+from collections import defaultdict
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from deepinfer_determinism.schedule import Schedule, plan_from_json
+from deepinfer_plugin import envs
+from deepinfer_plugin.engine_child.plan import FACTS_KEY
+from deepinfer_plugin.platforms.detect import platform_class
+
+REACHED_KEY = "reached"  # of the metadata: [below, above] by threshold
+CPU_KEY = "cpu_s"  # of the metadata: processor seconds of this schedule
+
+
+def result_path(folder: Path, number: int) -> Path:
+    """Where the results of schedule ``number`` of a plan lie."""
+    return folder / f"{number}.safetensors"
+
+
+def run_schedule(schedule: Schedule, out: Path) -> None:
+    """Build the engine, carry out the actions, stop it, write what came."""
+    from safetensors.numpy import save_file
+
+    from deepinfer_plugin.engine_child.child import EngineDriver
+
+    run = schedule.run
+    envs.set_variable("DEEPINFER_ARITHMETIC", run.arithmetic.value)
+    begin_s, begin_cpu_s = time.monotonic(), time.process_time()
+    calls: dict[str, int] = defaultdict(int)
+    with ExitStack() as stack:
+        reached: dict[str, list[int]] = stack.enter_context(_observed()) if schedule.observe else {}
+        whole_run = {path: stack.enter_context(_fault(path)) for path in run.faults}
+        driver = EngineDriver(run)
+        stack.callback(driver.close)
+        started_s = time.monotonic()
+        for number, action in enumerate(run.actions):
+            with ExitStack() as action_stack:
+                paths = schedule.action_faults.get(number, ())
+                counters = {path: action_stack.enter_context(_fault(path)) for path in paths}
+                driver.act(action)
+                for path, counter in counters.items():
+                    calls[path] += counter.calls
+        for path, counter in whole_run.items():
+            calls[path] += counter.calls
+        facts = driver.facts(started_s - begin_s, time.monotonic() - started_s, dict(calls))
+        arrays = driver.arrays(run.name)
+    metadata = {
+        FACTS_KEY: json.dumps(asdict(facts)),
+        REACHED_KEY: json.dumps(reached),
+        CPU_KEY: json.dumps(time.process_time() - begin_cpu_s),
+    }
+    partial = out.with_suffix(".partial")
+    save_file(arrays, partial, metadata=metadata)
+    partial.replace(out)
+
+
+def _observed() -> AbstractContextManager[dict[str, list[int]]]:
+    from deepinfer_determinism.coverage import observe
+
+    return observe()
+
+
+def _fault(path: str) -> Any:
+    """The context manager that an import path ``module:name`` or ``module:name(argument)`` names."""
+    module, _, name = path.partition(":")
+    name, _, argument = name.removesuffix(")").partition("(")
+    make = getattr(importlib.import_module(module), name)
+    return make(argument) if argument else make()
+
+
+def main(plan: Path, folder: Path) -> None:
+    """Run every schedule of the plan."""
+    platform_class()  # before torch, Triton and vLLM are imported
+    for number, schedule in enumerate(plan_from_json(plan.read_text(encoding="utf-8"))):
+        run_schedule(schedule, result_path(folder, number))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

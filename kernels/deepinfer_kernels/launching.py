@@ -1,0 +1,31 @@
+"""What the launchers of the Triton kernels share: views of rows, and look-ups in the tables of ``tiling``."""
+
+from collections.abc import Sequence
+
+import torch
+
+from deepinfer_kernels import tiling
+
+
+def as_rows(x: torch.Tensor) -> torch.Tensor:
+    """View ``x`` as [rows, last axis] with the last axis contiguous; copies only where no such view exists."""
+    rows = x.reshape(-1, x.shape[-1]) if x.shape[-1] > 0 else x.new_empty(x.shape[:-1].numel(), 0)
+    return last_axis_contiguous(rows)
+
+
+def last_axis_contiguous(x: torch.Tensor) -> torch.Tensor:
+    """``x`` itself where neighbours of its last axis are neighbours in memory, else a contiguous copy."""
+    return x if x.stride(-1) == 1 or x.shape[-1] <= 1 else x.contiguous()
+
+
+def from_table(table: Sequence[tuple[int, int]], size: int) -> int:
+    """Second number of the first pair whose first number is not below ``size``."""
+    for limit, value in table:
+        if size <= limit:
+            return value
+    raise AssertionError(f"{size} is beyond the table {table}")
+
+
+def norm_warps(width: int) -> int:
+    """Warps that sum one row of ``width`` values."""
+    return from_table(tiling.NORM_WARPS_BY_WIDTH, width)
