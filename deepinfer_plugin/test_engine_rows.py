@@ -7,6 +7,7 @@ comparison would notice; every mechanism is shown to have happened.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ NAMES = ("nano", "tiny")
 VOCABULARY = 200  # ids that both small models have, without the special ones at the end
 NUM_PROMPT, NUM_OUTPUT = 75, 14
 BLOCK_FLAG = "--block-size=32"
-SMALL_POOL = ("--max-model-len=128", "--num-gpu-blocks-override=40")  # six requests of the preemption scene need more
+SMALL_POOL = {"nano": 48, "tiny": 72}  # blocks: enough for one longest request, too few for the preemption scene
 FAULTS = "deepinfer_plugin.engine_child.faults"
 
 
@@ -71,9 +72,15 @@ def _after_a_hit() -> list[Action]:
 
 
 def _preempted() -> list[Action]:
-    """The last to come is the first to go when blocks run out."""
-    others = tuple(_other("preempted", i, 60 + i, max_tokens=40) for i in range(5))
-    return [Action(add=(*others, _watched("preempted", prompt_rows=False)))]
+    """The least urgent request is the first to go when blocks run out, as the others grow into their third block."""
+    watched = replace(_watched("preempted", prompt_rows=False), priority=1)
+    others = tuple(_other("preempted", i, 60 + i, max_tokens=12) for i in range(5))
+    return [Action(add=(watched,), steps=2), Action(add=others)]
+
+
+def _small_pool(name: str) -> tuple[str, ...]:
+    sizes = ("--max-model-len=128", "--max-num-batched-tokens=128", f"--num-gpu-blocks-override={SMALL_POOL[name]}")
+    return (*sizes, "--scheduling-policy=priority")
 
 
 def _engine(name: str, model: Path, actions: list[Action], *flags: str, fault: str | None = None) -> EngineRun:
@@ -95,8 +102,8 @@ def _runs(name: str, model: Path) -> list[EngineRun]:
         _engine(
             f"{name} threshold", model, [Action(add=(_watched("chunks of 7"),))], "--long-prefill-token-threshold=7"
         ),
-        _engine(f"{name} preempted", model, _preempted(), *SMALL_POOL),
-        _engine(f"{name} recomputed", model, _preempted(), *SMALL_POOL, "--no-enable-prefix-caching"),
+        _engine(f"{name} preempted", model, _preempted(), *_small_pool(name)),
+        _engine(f"{name} recomputed", model, _preempted(), *_small_pool(name), "--no-enable-prefix-caching"),
     ]
 
 
@@ -114,7 +121,7 @@ def _faulty_runs(model: Path) -> list[EngineRun]:
             fault="history_lost_at_chunk_borders",
         ),
         _engine("hit", model, [*_alone(), *_after_a_hit()], fault="history_lost_at_chunk_borders"),
-        _engine("preempted", model, _preempted(), *SMALL_POOL, fault="history_lost_at_chunk_borders"),
+        _engine("preempted", model, _preempted(), *_small_pool("nano"), fault="history_lost_at_chunk_borders"),
     ]
 
 

@@ -28,7 +28,7 @@ def _write_model(folder: Path) -> None:
     config = released_config_dict()
     config["text_config"].update(engram_layer_ids=[], engram_num_embeddings=[])
     vocab = {f"token{index}": index for index in range(config["text_config"]["vocab_size"])}
-    tokenizer = {
+    tokenizer: dict[str, Any] = {
         "version": "1.0",
         "added_tokens": [],
         "normalizer": None,

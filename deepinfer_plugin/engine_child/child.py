@@ -162,7 +162,8 @@ class EngineDriver:
         state = self._states[request.name] = _State()
         try:
             params = self._sampling_params(request)
-            internal = self._engine.add_request(request.name, {"prompt_token_ids": list(request.tokens)}, params)
+            prompt = {"prompt_token_ids": list(request.tokens)}
+            internal = self._engine.add_request(request.name, prompt, params, priority=request.priority)
         except ValueError as error:
             state.error = str(error)
             return

@@ -19,7 +19,8 @@ class Request:
     ``forced`` are its first output tokens, fed one at a time; ``max_tokens`` counts all output tokens and is
     ``len(forced) + 1`` unless it is given, so that every forced token is also read. Logits are reported for every
     output token, and with ``prompt_rows`` for every prompt token but the last (the prefix cache is not read then).
-    ``sampling`` holds further fields of vLLM's SamplingParams; greedy without EOS is the default.
+    ``sampling`` holds further fields of vLLM's SamplingParams; greedy without EOS is the default. With
+    ``--scheduling-policy=priority`` the request of the largest ``priority`` is preempted first.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Request:
     forced: tuple[int, ...] = ()
     max_tokens: int | None = None
     prompt_rows: bool = False
+    priority: int = 0
     sampling: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -62,8 +62,11 @@ def settle_seed(params: SamplingParams) -> SamplingParams:
 
 
 def reported_seed(seed: int | None) -> int | None:
-    """The seed as a client can send it back: a signed 64-bit number."""
-    return None if seed is None else as_int64(seed)
+    """The seed as a client can send it back: a signed 64-bit number.
+
+    One seed cannot be: vLLM takes -1 for none, so 2^64 - 1 stays unsigned, which ``seq_seed`` takes and ``seed`` refuses.
+    """
+    return seed if seed is None or seed == SEED_MODULUS - 1 else as_int64(seed)
 
 
 def _parse_alias(value: object) -> int:

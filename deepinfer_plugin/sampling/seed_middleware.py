@@ -67,29 +67,34 @@ class _Answer:
                 self._opening, self._start = b"{", message
                 return
             self._opening = _EVENT if kind == b"text/event-stream" else b""
-        elif message["type"] == "http.response.body":
-            await self._send_start(message)
+        elif message["type"] == "http.response.body" and self._opening:
+            if self._start is not None and not message.get("body") and message.get("more_body"):
+                return  # nothing to change yet; the start still waits
+            added = self._change(message)
+            await self._send_start(added)
         await self._send(message)
 
-    async def _send_start(self, message: Message) -> None:
-        """Change the first piece that can be changed, and send the start where it has waited."""
-        added = 0
+    def _change(self, message: Message) -> int:
+        """Put the field into the first piece that has a place for it; returns the bytes it is longer by."""
         body: bytes = message.get("body", b"")
-        if self._opening and self._opening in body:
-            if self._seeds:
-                head, _, tail = body.partition(self._opening)
-                is_inside = self._opening == _EVENT or head.strip() == b""
-                message["body"] = head + self._opening + self._field(tail) + tail if is_inside else body
-                added = len(message["body"]) - len(body)
+        head, found, tail = body.partition(self._opening)
+        is_json = self._start is not None
+        if found or is_json:
             self._opening = b""
-        if self._start is not None:
-            start, self._start = self._start, None
-            if added:
-                start["headers"] = [
-                    (name, str(int(value) + added).encode() if name.lower() == b"content-length" else value)
-                    for name, value in start["headers"]
-                ]
-            await self._send(start)
+        if not found or not self._seeds or (is_json and head.strip()):
+            return 0
+        message["body"] = head + found + self._field(tail) + tail
+        return len(message["body"]) - len(body)
+
+    async def _send_start(self, added: int) -> None:
+        if self._start is None:
+            return
+        start, self._start = self._start, None
+        start["headers"] = [
+            (name, str(int(value) + added).encode() if name.lower() == b"content-length" else value)
+            for name, value in start["headers"]
+        ]
+        await self._send(start)
 
     def _field(self, tail: bytes) -> bytes:
         values = [seed for _, seed in sorted(self._seeds.items(), key=lambda item: _prompt_number(item[0]))]

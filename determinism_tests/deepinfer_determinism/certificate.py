@@ -23,7 +23,6 @@ from deepinfer_determinism.results import (
     NOT_APPLICABLE,
     NOT_EXERCISED,
     RunResult,
-    read_result,
 )
 from deepinfer_plugin import provenance
 from deepinfer_plugin.cli.console import say
@@ -153,7 +152,8 @@ def read(path: Path) -> dict[str, Any]:
         )
     expected = {"kind", "format", "environment", "summary", "run", "content_hash"}
     problems = [f"fields {sorted(set(value) ^ expected)} are missing or unknown"] if set(value) != expected else []
-    problems += problems or [*_problems(value["summary"], Summary, "summary"), *_run_problems(value["run"])]
+    if not problems:
+        problems = [*_problems(value["summary"], Summary, "summary"), *_run_problems(value["run"])]
     if not problems and not isinstance(value["environment"], dict):
         problems.append(f"environment is {type(value['environment']).__name__}, expected an object")
     if not problems and Summary.of(RunResult.from_json(value["run"])).to_json() != value["summary"]:
@@ -161,6 +161,24 @@ def read(path: Path) -> dict[str, Any]:
     if problems:
         raise InputError(f"certificate: {path}: {problems[0]}, expected what this version writes; make it again")
     return value
+
+
+def read_run(path: Path) -> RunResult:
+    """The run in a result file of ``run`` or of ``certify``.
+
+    Raises:
+        InputError: the file cannot be read or holds something else.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"run result: {path} cannot be read ({error}), expected the file of a run") from None
+    if isinstance(value, dict) and "run" in value and value.get("kind") != KIND:
+        value = value["run"]
+    problem = next(_run_problems(value), None)
+    if problem is not None:
+        raise InputError(f"run result: {path}: {problem}, expected what run or certify writes; run it again")
+    return RunResult.from_json(value)
 
 
 def differences(there: Any, here: Any, path: str = "") -> Iterator[str]:
@@ -188,7 +206,7 @@ def add_parser(commands: Any) -> None:
 
 
 def _run_make(arguments: argparse.Namespace) -> int:
-    run = read_result(arguments.run_file)
+    run = read_run(arguments.run_file)
     certificate = make(run, environment_here(weights_hash(run.checkpoint, arguments.model)))
     write(certificate, arguments.out)
     say(f"certificate {certificate['content_hash'][:16]} of {run.rows_compared} rows: {arguments.out}")

@@ -1,5 +1,7 @@
 """Constants that fix the order of sums. None is tuned at run time; none may follow the size of a batch."""
 
+from dataclasses import dataclass
+
 # Rows of one matrix product in the references. A product of one row takes another CPU code path (GEMV) than one of
 # several, with other bits; 16 rows always take the same one, and 16 fp32 rows start on a 64-byte boundary.
 REFERENCE_ROW_TILE = 16
@@ -57,3 +59,92 @@ ATTENTION_SLOT_TILE = 64
 # Heads of one program in the fp32 kernel, columns of its products, and columns of the result one program owns.
 ATTENTION_FP32_HEADS = 16
 ATTENTION_FP32_BLOCK_D = 64
+
+# --- Triton kernels of the linear layers and the experts -----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatmulTile:
+    """How one matrix product is cut. Any member of a family gives the same bits: K is walked in ascending order."""
+
+    rows: int  # rows of x (tokens)
+    columns: int  # rows of the weight (outputs); for the experts' first product, of gate and of up each
+    num_warps: int
+    num_stages: int
+
+
+# Columns whose order is turned together so that 16-bit words unpack to whole operands (triton_formats.py): the sum over
+# K runs block by block, in a block code 0 of every word first. Fixed, since it is the order of the sum; 256 divides
+# every K of the model.
+WORD_BLOCK_K = 256
+# Codes in a 16-bit word.
+E4M3_CODES = 2
+E2M1_CODES = 4
+# Rows of one program that quantises and turns activations: 256 columns are 16 values a thread.
+PREPARE_ROWS = 8
+# Rows of one program that writes an MXFP8 weight as bf16.
+UNPACK_ROWS = 32
+
+# K step of the product with a plain bf16 weight. K runs in ascending order, 16 at a time, so it changes no bit.
+PLAIN_BLOCK_K = 128
+WIDE_BLOCK_K = 64
+
+# Up to this many rows the weight is unpacked in registers, next to the product; above, it is unpacked once to bf16
+# (read packed + write bf16, 3 bytes a weight) and multiplied from there, in the same order of K.
+MXFP8_NARROW_ROWS = 128
+PLAIN_NARROW_ROWS = 128
+# Weights with fewer outputs than this are cut in narrower tiles, or too few programs would stream them.
+FEW_OUTPUTS = 4096
+
+# (rows up to, tile), in ascending order. Weights on the M side of the tensor core, rows of x on its N side.
+MXFP8_TILES = (
+    (16, MatmulTile(rows=16, columns=64, num_warps=4, num_stages=4)),
+    (32, MatmulTile(rows=32, columns=64, num_warps=4, num_stages=4)),
+    (1 << 62, MatmulTile(rows=64, columns=64, num_warps=4, num_stages=3)),
+)
+MXFP8_TILES_FEW_OUTPUTS = (
+    (16, MatmulTile(rows=16, columns=32, num_warps=2, num_stages=5)),
+    (32, MatmulTile(rows=32, columns=32, num_warps=2, num_stages=4)),
+    (1 << 62, MatmulTile(rows=64, columns=64, num_warps=4, num_stages=3)),
+)
+PLAIN_TILES = (
+    (16, MatmulTile(rows=16, columns=64, num_warps=4, num_stages=5)),
+    (32, MatmulTile(rows=32, columns=64, num_warps=4, num_stages=4)),
+    (1 << 62, MatmulTile(rows=64, columns=64, num_warps=4, num_stages=4)),
+)
+PLAIN_TILES_FEW_OUTPUTS = (
+    (16, MatmulTile(rows=16, columns=16, num_warps=1, num_stages=6)),
+    (32, MatmulTile(rows=32, columns=32, num_warps=2, num_stages=5)),
+    (1 << 62, MatmulTile(rows=64, columns=64, num_warps=4, num_stages=4)),
+)
+# Both operands bf16, through the tensor memory accelerator.
+WIDE_TILES = (
+    (512, MatmulTile(rows=128, columns=128, num_warps=8, num_stages=4)),
+    (1 << 62, MatmulTile(rows=128, columns=256, num_warps=8, num_stages=3)),
+)
+# Row tiles that walk the columns together, so that the weight they read is still in L2.
+WIDE_GROUP_ROWS = 8
+
+# Rows, columns and K step of the fp32 product, which runs on the plain fp32 units: one tile, for the test modes.
+EXACT_TILE = (32, 64, 32)
+
+# Experts: (average rows of an expert up to, tile). One tile holds rows of one expert only.
+EXPERT_TILES = (
+    (16, MatmulTile(rows=16, columns=64, num_warps=4, num_stages=4)),
+    (32, MatmulTile(rows=32, columns=64, num_warps=4, num_stages=3)),
+    (64, MatmulTile(rows=64, columns=128, num_warps=8, num_stages=3)),
+    (1 << 62, MatmulTile(rows=128, columns=128, num_warps=8, num_stages=2)),
+)
+EXPERT_DOWN_TILES = (
+    (16, MatmulTile(rows=16, columns=64, num_warps=4, num_stages=4)),
+    (32, MatmulTile(rows=32, columns=64, num_warps=4, num_stages=4)),
+    (64, MatmulTile(rows=64, columns=128, num_warps=8, num_stages=4)),
+    (1 << 62, MatmulTile(rows=128, columns=128, num_warps=8, num_stages=2)),
+)
+# (token, slot) pairs up to which one program sorts them by expert; above, counters in memory are added to.
+ROUTE_ONE_PROGRAM = 512
+ROUTE_CHUNK = 32
+ROUTE_BLOCK = 1024
+
+# Blocks of 32 (16) values of one program of the quantisers.
+QUANT_BLOCKS = 64

@@ -7,7 +7,7 @@ from deepinfer_kernels.hc_post.reference import hc_post_reference
 
 
 def hc_post(y: torch.Tensor, streams: torch.Tensor, post: torch.Tensor, comb: torch.Tensor) -> torch.Tensor:
-    """Mix the old streams and add the output: out[j] = post[j] * y + sum over i of comb[i, j] * streams[i].
+    """Mix the old streams and add the output: out[j] = sum over i of comb[i, j] * streams[i] + post[j] * y.
 
     Args:
         y: [T, d] bf16 or fp32, output of the sublayer.
@@ -16,7 +16,7 @@ def hc_post(y: torch.Tensor, streams: torch.Tensor, post: torch.Tensor, comb: to
         comb: [T, S, S] fp32, axis 1 the source stream i, axis 2 the destination j.
 
     Returns:
-        [T, S, d], dtype of ``y``, a new tensor; in fp32, post * y first, then i ascending, rounded once.
+        [T, S, d], dtype of ``y``, a new tensor; in fp32, i ascending, then post * y (REF's order), rounded once.
 
     Raises:
         ShapeError: the arguments do not fit each other.

@@ -18,7 +18,9 @@ def make_inputs(
 
 
 def hc_post_reference(y: torch.Tensor, streams: torch.Tensor, post: torch.Tensor, comb: torch.Tensor) -> torch.Tensor:
-    total_TJd = y.unsqueeze(1) * post.unsqueeze(-1)
-    for source_Td, weight_TJ in zip(streams.unbind(1), comb.unbind(1), strict=True):
+    sources, weights = streams.unbind(1), comb.unbind(1)
+    total_TJd = sources[0].unsqueeze(1) * weights[0].unsqueeze(-1)
+    for source_Td, weight_TJ in zip(sources[1:], weights[1:], strict=True):
         total_TJd += source_Td.unsqueeze(1) * weight_TJ.unsqueeze(-1)
+    total_TJd += y.unsqueeze(1) * post.unsqueeze(-1)
     return total_TJd.to(y.dtype)

@@ -34,9 +34,10 @@ def _hc_post_kernel(
         sources = sources + (tl.load(source_ptr, mask=is_column, other=0.0).to(tl.float32),)  # noqa: RUF005
     comb_ptr += token * (NUM_STREAMS * NUM_STREAMS)
     for j in tl.static_range(NUM_STREAMS):
-        total = y * tl.load(post_ptr + token * NUM_STREAMS + j)
-        for i in tl.static_range(NUM_STREAMS):
+        total = sources[0] * tl.load(comb_ptr + j)
+        for i in tl.static_range(1, NUM_STREAMS):
             total += sources[i] * tl.load(comb_ptr + i * NUM_STREAMS + j)
+        total += y * tl.load(post_ptr + token * NUM_STREAMS + j)
         tl.store(out_ptr + (token * NUM_STREAMS + j) * WIDTH + h, total, mask=is_column)
 
 

@@ -3,6 +3,7 @@
 import torch
 
 from deepinfer_kernels import checks
+from deepinfer_kernels.dispatch import use_triton
 from deepinfer_kernels.errors import ShapeError
 from deepinfer_kernels.linear.reference import (
     dequantize_blocks_reference,
@@ -37,6 +38,10 @@ def linear(x: torch.Tensor, weight: torch.Tensor, *, out_dtype: torch.dtype) -> 
     checks.require_rank("linear", "x", x, 2, "[M, K]")
     checks.require_rank("linear", "weight", weight, 2, "[N, K]")
     checks.require_shape("linear", "weight", weight, (weight.shape[0], x.shape[1]), "its columns are those of x")
+    if use_triton(x):
+        from deepinfer_kernels.linear.triton_kernel import linear_triton
+
+        return linear_triton(x, weight, out_dtype)
     return linear_reference(x, weight, out_dtype)
 
 
@@ -99,6 +104,10 @@ def mxfp8_linear(
     checks.require_rank("mxfp8_linear", "x", x, 2, "[M, K]")
     _check_blocks("mxfp8_linear", weight, scale)
     checks.require_shape("mxfp8_linear", "weight", weight, (weight.shape[0], x.shape[1]), "its columns are those of x")
+    if use_triton(x):
+        from deepinfer_kernels.linear.triton_kernel import mxfp8_linear_triton
+
+        return mxfp8_linear_triton(x, weight, scale, out_dtype, quantize_input)
     return mxfp8_linear_reference(x, weight, scale, out_dtype, quantize_input)
 
 
@@ -133,4 +142,8 @@ def grouped_linear(
             f"grouped_linear: weight is {list(weight.shape)}, expected [a multiple of {num_groups}, {x.shape[2]}]; "
             f"x {list(x.shape)} has {num_groups} groups of {x.shape[2]} columns"
         )
+    if use_triton(x):
+        from deepinfer_kernels.linear.triton_kernel import grouped_linear_triton
+
+        return grouped_linear_triton(x, weight, scale, out_dtype)
     return grouped_linear_reference(x, weight, scale, out_dtype)

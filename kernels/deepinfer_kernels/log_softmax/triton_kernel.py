@@ -10,8 +10,10 @@ import triton
 import triton.language as tl
 
 from deepinfer_kernels.tiling import LOGSUM_BLOCK
+from deepinfer_kernels.triton_sums import halving_sum
 
 _NUM_CHUNKS = 8  # parts of a row in the search for its largest value, and parts of the lanes
+_LEVELS = LOGSUM_BLOCK.bit_length() - 1
 _LANES = LOGSUM_BLOCK // _NUM_CHUNKS
 _BLOCKS_AT_ONCE = 8  # loads in flight
 
@@ -70,15 +72,9 @@ def _lanes_kernel(
 
 
 @triton.jit
-def _log_of_lanes(lanes_ptr, row, BLOCK: tl.constexpr):
+def _log_of_lanes(lanes_ptr, row, BLOCK: tl.constexpr, LEVELS: tl.constexpr):
     """Logarithm of the sum of the lanes, the upper half added to the lower until one is left."""
-    half: tl.constexpr = BLOCK // 2
-    lane = tl.arange(0, half)
-    lanes = tl.load(lanes_ptr + row * BLOCK + lane) + tl.load(lanes_ptr + row * BLOCK + half + lane)
-    while half > 1:
-        half: tl.constexpr = half // 2
-        lanes = tl.sum(tl.reshape(lanes, [2, half]), axis=0)
-    return tl.log(tl.sum(lanes, axis=0))
+    return tl.log(halving_sum(tl.load(lanes_ptr + row * BLOCK + tl.arange(0, BLOCK)), BLOCK, LEVELS))
 
 
 @triton.jit(do_not_specialize=["num_columns"])
@@ -94,11 +90,12 @@ def _rows_kernel(
     HAS_IDS: tl.constexpr,
     NUM_CHUNKS: tl.constexpr,
     BLOCK: tl.constexpr,
+    LEVELS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     largest = _row_largest(largest_ptr, row, NUM_CHUNKS)
-    log_sum = _log_of_lanes(lanes_ptr, row, BLOCK)
+    log_sum = _log_of_lanes(lanes_ptr, row, BLOCK, LEVELS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     is_column = column < num_columns
     v = column.to(tl.int64)
@@ -110,9 +107,11 @@ def _rows_kernel(
 
 
 @triton.jit
-def _log_sum_exp_kernel(largest_ptr, lanes_ptr, out_ptr, NUM_CHUNKS: tl.constexpr, BLOCK: tl.constexpr):
+def _log_sum_exp_kernel(
+    largest_ptr, lanes_ptr, out_ptr, NUM_CHUNKS: tl.constexpr, BLOCK: tl.constexpr, LEVELS: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)
-    out = _row_largest(largest_ptr, row, NUM_CHUNKS) + _log_of_lanes(lanes_ptr, row, BLOCK)
+    out = _row_largest(largest_ptr, row, NUM_CHUNKS) + _log_of_lanes(lanes_ptr, row, BLOCK, LEVELS)
     tl.store(out_ptr + row, out)
 
 
@@ -159,6 +158,7 @@ def _write(logits: torch.Tensor, token_ids: torch.Tensor | None, num_columns: in
             HAS_IDS=token_ids is not None,
             NUM_CHUNKS=_NUM_CHUNKS,
             BLOCK=LOGSUM_BLOCK,
+            LEVELS=_LEVELS,
             COLUMNS=columns,
             num_warps=4,
             enable_fp_fusion=False,
@@ -185,6 +185,13 @@ def log_sum_exp_triton(logits: torch.Tensor) -> torch.Tensor:
     if num_rows > 0:
         largest, lanes = _largest_and_lanes(logits)
         _log_sum_exp_kernel[(num_rows,)](
-            largest, lanes, out, NUM_CHUNKS=_NUM_CHUNKS, BLOCK=LOGSUM_BLOCK, num_warps=4, enable_fp_fusion=False
+            largest,
+            lanes,
+            out,
+            NUM_CHUNKS=_NUM_CHUNKS,
+            BLOCK=LOGSUM_BLOCK,
+            LEVELS=_LEVELS,
+            num_warps=4,
+            enable_fp_fusion=False,
         )
     return out

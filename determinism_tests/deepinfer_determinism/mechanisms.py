@@ -1,0 +1,187 @@
+"""What happened in an engine, counted from the scheduler's decisions: a relation counts only if its mechanism did."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from deepinfer_determinism.engine import ScheduleResult
+
+REQUESTS_IN_ONE_STEP = "requests in one step"
+MIXED_STEPS = "steps that mix prompt and output tokens"
+CHUNKED_PROMPTS = "prompts computed in several chunks"
+ODD_BORDERS = "chunk borders at odd positions"
+CACHED_TOKENS = "prompt tokens found in the prefix cache"
+CACHED_REQUESTS = "requests that hit the prefix cache"
+PREEMPTIONS = "preemptions"
+WAITED = "requests that waited for a place"
+LATE_SLOTS = "requests that began after another had ended beside running ones"
+ABORTED_IN_PROMPT = "requests aborted inside their prompt"
+ABORTED_IN_OUTPUT = "requests aborted inside their output"
+STRUCTURED = "structured outputs"
+COMPLETIONS = "completions of requests with n > 1"
+SAMPLED = "requests drawn with a seed"
+INVERTED_PAIRS = "pairs of requests in another order than the probes'"
+LONGEST_CONTEXT = "longest context beside a probe"
+FORCED = "forced output tokens"
+KINDS_OF_LOGPROBS = "different numbers of log-probabilities asked for"
+LOST_HITS = "cached prompt tokens that were evicted before the retry"
+
+
+def count(result: ScheduleResult) -> dict[str, int]:
+    """Every mechanism by name."""
+    return {name: counter(result) for name, counter in COUNTERS.items()}
+
+
+def _requests_in_one_step(result: ScheduleResult) -> int:
+    return max((len(step) for step in result.facts.steps), default=0)
+
+
+def _prompt_tokens(result: ScheduleResult) -> dict[str, int]:
+    return {name: len(request.tokens) for name, request in result.schedule.requests.items()}
+
+
+def _mixed_steps(result: ScheduleResult) -> int:
+    prompt = _prompt_tokens(result)
+    done = {name: result.requests[name].facts.num_cached_tokens for name in prompt if name in result.requests}
+    mixed = 0
+    for step in result.facts.steps:
+        kinds = {done[name] < prompt[name] for name in step}
+        mixed += len(kinds) == 2
+        for name, tokens in step.items():
+            done[name] += tokens
+    return mixed
+
+
+def _borders(result: ScheduleResult) -> list[list[int]]:
+    """Per request the positions inside its prompt at which a chunk ended."""
+    found = []
+    for name, num_tokens in _prompt_tokens(result).items():
+        facts = result.requests[name].facts
+        position, borders = facts.num_cached_tokens, []
+        for size in facts.chunks[0] if facts.chunks else ():
+            position += size
+            if position >= num_tokens:
+                break
+            borders.append(position)
+        found.append(borders)
+    return found
+
+
+def _chunked_prompts(result: ScheduleResult) -> int:
+    return sum(len(borders) > 0 for borders in _borders(result))
+
+
+def _odd_borders(result: ScheduleResult) -> int:
+    return sum(border % 2 for borders in _borders(result) for border in borders)
+
+
+def _cached_tokens(result: ScheduleResult) -> int:
+    return sum(request.facts.num_cached_tokens for request in result.requests.values())
+
+
+def _cached_requests(result: ScheduleResult) -> int:
+    return sum(request.facts.num_cached_tokens > 0 for request in result.requests.values())
+
+
+def _preemptions(result: ScheduleResult) -> int:
+    return sum(request.facts.num_preemptions for request in result.requests.values())
+
+
+def _spans(result: ScheduleResult) -> dict[str, tuple[int, int]]:
+    """First and last step of every request that ran."""
+    spans: dict[str, tuple[int, int]] = {}
+    for number, step in enumerate(result.facts.steps):
+        for name in step:
+            spans[name] = (spans.get(name, (number, number))[0], number)
+    return spans
+
+
+def _waited(result: ScheduleResult) -> int:
+    """Requests of the first action that added any, and that began after its first step."""
+    spans = _spans(result)
+    for action in result.schedule.run.actions:
+        if action.add:
+            first = min((spans[request.name][0] for request in action.add if request.name in spans), default=0)
+            return sum(spans[request.name][0] > first for request in action.add if request.name in spans)
+    return 0
+
+
+def _late_slots(result: ScheduleResult) -> int:
+    spans = _spans(result)
+    late = 0
+    for begin, _ in spans.values():
+        has_ended = any(last < begin for _, last in spans.values())
+        is_running = any(first < begin <= last for first, last in spans.values())
+        late += has_ended and is_running
+    return late
+
+
+def _aborted(result: ScheduleResult, in_prompt: bool) -> int:
+    prompt = _prompt_tokens(result)
+    aborted = {name for action in result.schedule.run.actions for name in action.abort}
+    found = 0
+    for name in aborted:
+        facts = result.requests[name].facts
+        computed = facts.num_cached_tokens + sum(facts.chunks[0] if facts.chunks else ())
+        found += computed > 0 and (computed < prompt[name]) == in_prompt
+    return found
+
+
+def _sampling(result: ScheduleResult, key: str) -> list[object]:
+    return [request.sampling[key] for request in result.schedule.requests.values() if key in request.sampling]
+
+
+def _structured(result: ScheduleResult) -> int:
+    requests = result.schedule.requests
+    return sum(
+        "structured_outputs" in requests[name].sampling and request.facts.finished
+        for name, request in result.requests.items()
+    )
+
+
+def _completions(result: ScheduleResult) -> int:
+    return sum(len(request.tokens) for request in result.requests.values() if len(request.tokens) > 1)
+
+
+def _inverted_pairs(result: ScheduleResult) -> int:
+    """Pairs of one step that stand there in another order than their prompts' lengths, the order of the probes."""
+    prompt = _prompt_tokens(result)
+    inverted = 0
+    for step in result.facts.steps:
+        lengths = [prompt[name] for name in step if not name.startswith("n")]
+        inverted += sum(left > right for left, right in zip(lengths, lengths[1:], strict=False))
+    return inverted
+
+
+def _longest_context(result: ScheduleResult) -> int:
+    return max((len(request.tokens) for request in result.schedule.requests.values()), default=0)
+
+
+def _lost_hits(result: ScheduleResult) -> int:
+    """Hits of requests named ``…@again`` that the same request did not have when it came once more as ``…@retry``."""
+    cached = {name: request.facts.num_cached_tokens for name, request in result.requests.items()}
+    again = {name.removesuffix("@again"): tokens for name, tokens in cached.items() if name.endswith("@again")}
+    return sum(max(0, tokens - cached.get(f"{name}@retry", tokens)) for name, tokens in again.items())
+
+
+COUNTERS: Mapping[str, Callable[[ScheduleResult], int]] = {
+    REQUESTS_IN_ONE_STEP: _requests_in_one_step,
+    MIXED_STEPS: _mixed_steps,
+    CHUNKED_PROMPTS: _chunked_prompts,
+    ODD_BORDERS: _odd_borders,
+    CACHED_TOKENS: _cached_tokens,
+    CACHED_REQUESTS: _cached_requests,
+    PREEMPTIONS: _preemptions,
+    WAITED: _waited,
+    LATE_SLOTS: _late_slots,
+    ABORTED_IN_PROMPT: lambda result: _aborted(result, True),
+    ABORTED_IN_OUTPUT: lambda result: _aborted(result, False),
+    STRUCTURED: _structured,
+    COMPLETIONS: _completions,
+    SAMPLED: lambda result: len(_sampling(result, "seed")),
+    INVERTED_PAIRS: _inverted_pairs,
+    LONGEST_CONTEXT: _longest_context,
+    FORCED: lambda result: sum(len(request.forced) for request in result.schedule.requests.values()),
+    KINDS_OF_LOGPROBS: lambda result: len(set(_sampling(result, "logprobs"))),
+    LOST_HITS: _lost_hits,
+}

@@ -1,0 +1,273 @@
+"""Every place in our code where a tile, a path or a chunk is chosen from a quantity of the batch.
+
+Each has its function, its value, and a reading of the function's arguments that says which side a call, or a row of
+it, lies on. ``test_coverage.py`` finds the branches on batch quantities in the sources and fails on one that is not
+listed here, and the quick set must reach both sides of every threshold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from deepinfer_kernels import tiling
+
+Arguments = Mapping[str, Any]
+Sides = Iterable[bool]
+
+ROW_TILE, KEY_TILE = tiling.REFERENCE_ROW_TILE, tiling.REFERENCE_KEY_TILE
+KERNELS = "deepinfer_kernels"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Threshold:
+    """One choice that follows a quantity of the batch.
+
+    Attributes:
+        name: in the coverage report.
+        function: import path ``module:function`` or ``module:Class.method`` whose calls are watched.
+        value: the quantity and what it is compared with, in words.
+        sides: from the arguments of a call, True for every time the quantity reached the value.
+    """
+
+    name: str
+    function: str
+    value: str
+    sides: Callable[[Arguments], Sides]
+
+    @property
+    def where(self) -> str:
+        """File and function."""
+        module, _, function = self.function.partition(":")
+        return f"{module.replace('.', '/')}.py: {function}"
+
+
+def _rows(arguments: Arguments, name: str) -> int:
+    return int(arguments[name].shape[0])
+
+
+def _attention_chunk(a: Arguments) -> Sides:
+    from deepinfer_kernels.sparse_attention import reference
+
+    head_dim = a["q"].shape[2]
+    return (_rows(a, "q") > max(1, reference._KEY_ELEMENTS // (KEY_TILE * head_dim)),)
+
+
+def _attention_unique(a: Arguments) -> Sides:
+    from deepinfer_kernels.sparse_attention import reference
+
+    return (a["slots"].numel() >= reference._UNIQUE_FROM,)
+
+
+def _index_chunks(a: Arguments) -> tuple[int, int, int, int]:
+    """Rows, rows of a chunk, key tiles, key tiles of a chunk, as the function computes them."""
+    from deepinfer_kernels.indexer_logits import reference
+
+    num_tokens, _, head_dim = a["q"].shape
+    rows = max(1, min(num_tokens, reference._KEY_ELEMENTS // (KEY_TILE * head_dim)))
+    tiles = max(1, reference._KEY_ELEMENTS // (rows * KEY_TILE * head_dim))
+    return num_tokens, rows, -(-a["max_entries"] // KEY_TILE), tiles
+
+
+def _index_row_chunk(a: Arguments) -> Sides:
+    num_tokens, rows, _, _ = _index_chunks(a)
+    return (num_tokens > rows,)
+
+
+def _index_tile_chunk(a: Arguments) -> Sides:
+    _, _, num_tiles, tiles = _index_chunks(a)
+    return (num_tiles > tiles,)
+
+
+def _pair_follows(a: Arguments) -> Sides:
+    """For every odd position: its even token is the row before (True) or in the ring (False)."""
+    positions, req_idx = a["positions"].tolist(), a["req_idx"].tolist()
+    return [
+        row > 0 and req_idx[row - 1] == req_idx[row] and positions[row - 1] == position - 1
+        for row, position in enumerate(positions)
+        if position % 2 == 1
+    ]
+
+
+def _ring_overflows(a: Arguments) -> Sides:
+    """For every request of the call: it has more rows than the ring."""
+    ring = a["state_cache"].shape[1]
+    req_idx = a["req_idx"].tolist()
+    return [req_idx.count(request) > ring for request in sorted(set(req_idx))]
+
+
+def _expert_counts(a: Arguments) -> Sides:
+    return [count > 0 for count in a["counts"]]
+
+
+def _expert_tiles(a: Arguments) -> Sides:
+    return [count >= ROW_TILE for count in a["counts"] if count > 0]
+
+
+def _needs_processing(a: Arguments) -> Sides:
+    return (bool(a["self"].needs_logits_processing[a["idx_mapping_np"]].any()),)
+
+
+def _in_step(a: Arguments) -> Sides:
+    """For every row that has a predecessor: the nearest one is a row of the step (True) or in the history."""
+    positions, starts = a["positions"].tolist(), set(a["query_start_loc"].tolist())
+    return [row not in starts for row, position in enumerate(positions) if position > 0]
+
+
+def _window_full(a: Arguments) -> Sides:
+    return (a["positions"] >= a["window"] - 1).tolist()  # type: ignore[no-any-return]
+
+
+def _second_page(a: Arguments) -> Sides:
+    return (a["positions"] >= a["block_size"]).tolist()  # type: ignore[no-any-return]
+
+
+_INDEX = f"{KERNELS}.indexer_logits.reference:indexer_logits_reference"
+_ATTENTION = f"{KERNELS}.sparse_attention.reference"
+_TOPK = f"{KERNELS}.indexer_topk.reference"
+_TILES = f"{KERNELS}.row_tiles"
+_COMPRESS = f"{KERNELS}.kv_compress.reference:compress_pairs_reference"
+_EXPERTS = f"{KERNELS}.moe_experts.reference:_grouped_matmul"
+
+THRESHOLDS: tuple[Threshold, ...] = (
+    Threshold(
+        name="rows of a product",
+        function=f"{_TILES}:tiled_matmul",
+        value=f"rows >= REFERENCE_ROW_TILE ({ROW_TILE})",
+        sides=lambda a: (_rows(a, "x") >= ROW_TILE,),
+    ),
+    Threshold(
+        name="rest of a product",
+        function=f"{_TILES}:tiled_matmul",
+        value=f"rows % REFERENCE_ROW_TILE ({ROW_TILE}) == 0",
+        sides=lambda a: (_rows(a, "x") % ROW_TILE == 0,),
+    ),
+    Threshold(
+        name="start of the operands",
+        function=f"{_TILES}:_aligned",
+        value="contiguous rows start on a multiple of 64 bytes",
+        sides=lambda a: (a["x"].is_contiguous() and a["x"].data_ptr() % 64 == 0,),
+    ),
+    Threshold(
+        name="rows of an attention chunk",
+        function=f"{_ATTENTION}:sparse_attention_reference",
+        value="rows > 2^19 / (64 head_dim)",
+        sides=_attention_chunk,
+    ),
+    Threshold(
+        name="records unpacked once",
+        function=f"{_ATTENTION}:_gather",
+        value="slots >= _UNIQUE_FROM (1024)",
+        sides=_attention_unique,
+    ),
+    Threshold(
+        name="rows of an index chunk",
+        function=_INDEX,
+        value="rows > 2^18 / (64 index_head_dim)",
+        sides=_index_row_chunk,
+    ),
+    Threshold(
+        name="key tiles of an index chunk",
+        function=_INDEX,
+        value="key tiles > 2^18 / (rows 64 index_head_dim)",
+        sides=_index_tile_chunk,
+    ),
+    Threshold(
+        name="key tiles of the longest context",
+        function=_INDEX,
+        value=f"entries of the longest context > REFERENCE_KEY_TILE ({KEY_TILE})",
+        sides=lambda a: (a["max_entries"] > KEY_TILE,),
+    ),
+    Threshold(
+        name="keys shared by a lone request",
+        function=_INDEX,
+        value="requests of the step > 1",
+        sides=lambda a: (len(set(a["req_idx"].tolist())) > 1,),
+    ),
+    Threshold(
+        name="top-k against the longest context",
+        function=f"{_TOPK}:topk_indices_reference",
+        value="entries of the longest context >= k",
+        sides=lambda a: (a["scores"].shape[1] >= a["k"],),
+    ),
+    Threshold(
+        name="candidate blocks against the longest context",
+        function=f"{_TOPK}:candidate_blocks_reference",
+        value="blocks of the longest context > candidate_topk_blocks",
+        sides=lambda a: (-(-a["scores"].shape[1] // a["block_size"]) > a["num_blocks"],),
+    ),
+    Threshold(
+        name="last candidate block of the longest context",
+        function=f"{_TOPK}:candidate_blocks_reference",
+        value="entries of the longest context % candidate_block_size == 0",
+        sides=lambda a: (a["scores"].shape[1] % a["block_size"] == 0,),
+    ),
+    Threshold(
+        name="even token of a pair",
+        function=_COMPRESS,
+        value="it is the row before, else in the ring of the request",
+        sides=_pair_follows,
+    ),
+    Threshold(
+        name="rows kept in the ring",
+        function=_COMPRESS,
+        value="rows of the request in this step > rows of the ring",
+        sides=_ring_overflows,
+    ),
+    Threshold(name="experts without rows", function=_EXPERTS, value="rows of an expert > 0", sides=_expert_counts),
+    Threshold(
+        name="rows of an expert",
+        function=_EXPERTS,
+        value=f"rows of an expert >= REFERENCE_ROW_TILE ({ROW_TILE})",
+        sides=_expert_tiles,
+    ),
+    Threshold(
+        name="rows restricted at once",
+        function=f"{KERNELS}.restrict_logits.reference:restrict_logits_reference",
+        value=f"rows > REFERENCE_ROW_TILE ({ROW_TILE})",
+        sides=lambda a: (_rows(a, "logits") > ROW_TILE,),
+    ),
+    Threshold(
+        name="rows sampled at once",
+        function=f"{KERNELS}.sample_tokens.reference:sample_tokens_reference",
+        value=f"rows > REFERENCE_ROW_TILE ({ROW_TILE})",
+        sides=lambda a: (_rows(a, "logits") > ROW_TILE,),
+    ),
+    Threshold(
+        name="logits processed",
+        function="deepinfer_plugin.sampling.sampler:DeepInferSampler.apply_sampling_params",
+        value="a request of the step asks for processing",
+        sides=_needs_processing,
+    ),
+    Threshold(
+        name="best tokens asked for",
+        function="deepinfer_plugin.sampling.logprobs:score_rows",
+        value="most log-probabilities asked for in the step reach the vocabulary",
+        sides=lambda a: (a["num_top"] >= a["logits"].shape[1],),
+    ),
+    Threshold(
+        name="forced tokens",
+        function="deepinfer_plugin.sampling.force:ForcedTokens.apply",
+        value="a request of the step is forced",
+        sides=lambda a: (bool(a["self"]._is_forced_np[a["ctx"].idx_mapping_np].any()),),
+    ),
+    Threshold(
+        name="predecessor of a row",
+        function="deepinfer_plugin.worker.model_state:lookback_ids",
+        value="it is a row of the step, else in the history",
+        sides=_in_step,
+    ),
+    Threshold(
+        name="full window",
+        function=f"{KERNELS}.swa_indices.reference:window_slots_reference",
+        value="position >= sliding_window - 1",
+        sides=_window_full,
+    ),
+    Threshold(
+        name="second page of the window",
+        function=f"{KERNELS}.swa_indices.reference:window_slots_reference",
+        value="position >= block_size",
+        sides=_second_page,
+    ),
+)

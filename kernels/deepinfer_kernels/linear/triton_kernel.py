@@ -1,0 +1,82 @@
+"""Linear layers on an NVIDIA GPU: which kernel and which tile a call takes.
+
+Every path of one weight format walks K in one order, so the number of rows chooses the path but no bit of the result.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from deepinfer_kernels import tiling
+from deepinfer_kernels.launching import last_axis_contiguous
+from deepinfer_kernels.linear.exact_kernel import exact_matmul
+from deepinfer_kernels.linear.mxfp8_kernel import mxfp8_narrow
+from deepinfer_kernels.linear.plain_kernel import plain_narrow
+from deepinfer_kernels.linear.prepare_kernel import prepare_rows
+from deepinfer_kernels.linear.reference import dequantize_blocks_reference
+from deepinfer_kernels.linear.unpack_kernel import unpack_weight
+from deepinfer_kernels.linear.wide_kernel import is_wide_operand, wide_matmul
+from deepinfer_kernels.tiling import MatmulTile
+
+
+def tile_for(table: Sequence[tuple[int, MatmulTile]], num_rows: int) -> MatmulTile:
+    """Tile of the first entry whose limit is not below ``num_rows``."""
+    return next(tile for limit, tile in table if num_rows <= limit)
+
+
+def linear_triton(x: torch.Tensor, weight: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
+    """Multiply arguments ``linear`` has already checked."""
+    num_rows, num_out = x.shape[0], weight.shape[0]
+    if num_rows == 0 or num_out == 0:
+        return torch.empty((num_rows, num_out), dtype=out_dtype, device=x.device)
+    x, weight = last_axis_contiguous(x), last_axis_contiguous(weight.detach())
+    if x.dtype != torch.bfloat16 or weight.dtype != torch.bfloat16:
+        return exact_matmul(x, weight, out_dtype)
+    if num_rows > tiling.PLAIN_NARROW_ROWS and is_wide_operand(x) and is_wide_operand(weight):
+        return wide_matmul(x, weight, 1, out_dtype, tile_for(tiling.WIDE_TILES, num_rows))
+    table = tiling.PLAIN_TILES_FEW_OUTPUTS if num_out < tiling.FEW_OUTPUTS else tiling.PLAIN_TILES
+    return plain_narrow(x, weight, out_dtype, tile_for(table, num_rows))
+
+
+def _grouped_mxfp8(
+    rows: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, num_groups: int, out_dtype: torch.dtype
+) -> torch.Tensor:
+    """Prepared ``rows`` [M, G * padded K] times the groups of ``weight`` [G * N, K]; [M, G * N]."""
+    num_rows, num_out = rows.shape[0], weight.shape[0] // num_groups
+    if num_rows > tiling.MXFP8_NARROW_ROWS:
+        tile = tile_for(tiling.WIDE_TILES, num_rows)
+        return wide_matmul(rows, unpack_weight(weight, scale), num_groups, out_dtype, tile)
+    table = tiling.MXFP8_TILES_FEW_OUTPUTS if weight.shape[0] < tiling.FEW_OUTPUTS else tiling.MXFP8_TILES
+    if num_out == 0:
+        return torch.empty((num_rows, 0), dtype=out_dtype, device=rows.device)
+    return mxfp8_narrow(rows, weight, scale, num_groups, out_dtype, tile_for(table, num_rows))
+
+
+def mxfp8_linear_triton(
+    x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, out_dtype: torch.dtype, quantize_input: bool
+) -> torch.Tensor:
+    """Multiply arguments ``mxfp8_linear`` has already checked."""
+    if x.shape[0] == 0 or weight.shape[0] == 0:
+        return torch.empty((x.shape[0], weight.shape[0]), dtype=out_dtype, device=x.device)
+    weight, scale = weight.detach().contiguous(), scale.detach().contiguous()
+    if x.dtype == torch.float32 and not quantize_input:
+        return exact_matmul(last_axis_contiguous(x), dequantize_blocks_reference(weight, scale, x.dtype), out_dtype)
+    rows = prepare_rows(x, codes=tiling.E4M3_CODES, quantize=quantize_input)
+    return _grouped_mxfp8(rows, weight, scale, 1, out_dtype)
+
+
+def grouped_linear_triton(
+    x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, out_dtype: torch.dtype
+) -> torch.Tensor:
+    """Multiply arguments ``grouped_linear`` has already checked."""
+    num_rows, num_groups, _ = x.shape
+    shape = (num_rows, num_groups, weight.shape[0] // num_groups)
+    if num_rows == 0 or weight.shape[0] == 0:
+        return torch.empty(shape, dtype=out_dtype, device=x.device)
+    weight, scale = weight.detach().contiguous(), scale.detach().contiguous()
+    if x.dtype == torch.float32:
+        dense = dequantize_blocks_reference(weight, scale, x.dtype).chunk(num_groups)
+        parts = [exact_matmul(last_axis_contiguous(x[:, g]), dense[g], out_dtype) for g in range(num_groups)]
+        return torch.stack(parts, dim=1)
+    rows = prepare_rows(x, codes=tiling.E4M3_CODES, quantize=False).view(num_rows, -1)
+    return _grouped_mxfp8(rows, weight, scale, num_groups, out_dtype).view(shape)

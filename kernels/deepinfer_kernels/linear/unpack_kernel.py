@@ -1,0 +1,56 @@
+"""An MXFP8 weight as bf16, columns turned like those of the prepared rows: the operand of the wide product."""
+
+# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+import torch
+import triton
+import triton.language as tl
+
+from deepinfer_kernels import tiling
+from deepinfer_kernels.linear.prepare_kernel import padded_depth
+from deepinfer_kernels.triton_formats import spread_scale, unpack_e4m3
+
+
+@triton.jit
+def _unpack_weight_kernel(
+    weight_ptr,
+    scale_ptr,
+    out_ptr,
+    num_out,
+    K: tl.constexpr,
+    PADDED_K: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    start = tl.program_id(1) * BLOCK_K
+    word = tl.arange(0, BLOCK_K // 2)
+    block = start // 32 + tl.arange(0, BLOCK_K // 32)
+    is_row = (n < num_out)[:, None]
+    n = n.to(tl.int64)
+    is_word = is_row & (start // 2 + word < K // 2)[None, :]
+    words = tl.load(weight_ptr + n[:, None] * (K // 2) + (start // 2 + word)[None, :], mask=is_word, other=0)
+    scale_ptrs = scale_ptr + (n // 32)[:, None] * (K // 32) + block[None, :]
+    scale = tl.load(scale_ptrs, mask=is_row & (block < K // 32)[None, :], other=0)
+    w0, w1 = unpack_e4m3(words, spread_scale(scale, ROWS, BLOCK_K // 32, 16))
+    out_ptrs = out_ptr + n[:, None] * PADDED_K + (start + word)[None, :]
+    tl.store(out_ptrs, w0, mask=is_row)
+    tl.store(out_ptrs + BLOCK_K // 2, w1, mask=is_row)
+
+
+def unpack_weight(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """[N, padded K] bf16 of an e4m3 ``weight`` [N, K] and its block scales; exact."""
+    num_out, depth = weight.shape
+    width = padded_depth(depth)
+    out = torch.empty((num_out, width), dtype=torch.bfloat16, device=weight.device)
+    _unpack_weight_kernel[(triton.cdiv(num_out, tiling.UNPACK_ROWS), width // tiling.WORD_BLOCK_K)](
+        weight.view(torch.int16),
+        scale,
+        out,
+        num_out,
+        K=depth,
+        PADDED_K=width,
+        ROWS=tiling.UNPACK_ROWS,
+        BLOCK_K=tiling.WORD_BLOCK_K,
+        num_warps=4,
+    )
+    return out
