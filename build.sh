@@ -107,8 +107,8 @@ pip() { $VENV/bin/python -m pip --disable-pip-version-check --no-input "$@"; }
 
 # One line that changes when a file that goes into the wheel changes.
 source_hash() {
-    find pyproject.toml README.md LICENSE "${SOURCES[@]}" -type f -not -path '*/__pycache__/*' -not -path '*.egg-info/*' \
-        -print0 | sort -z | xargs -0 sha256sum | sha256sum
+    find pyproject.toml README.md LICENSE "${SOURCES[@]}" -type f -not -path '*/__pycache__/*' -not -path '*/.*' -print0 |
+        sort -z | xargs -0 sha256sum | sha256sum
 }
 
 # One line that changes when the set of installed packages should.
@@ -121,7 +121,7 @@ has_stamp() { [ -e "$VENV/$1.stamp" ] && [ "$(cat "$VENV/$1.stamp")" = "$2" ]; }
 build_wheel() {
     local copy
     copy=$(mktemp -d)
-    tar -cf - --exclude=__pycache__ --exclude='*.egg-info' pyproject.toml README.md LICENSE "${SOURCES[@]}" | tar -xf - -C "$copy"
+    tar -cf - --exclude=__pycache__ --exclude='.*' pyproject.toml README.md LICENSE "${SOURCES[@]}" | tar -xf - -C "$copy"
     rm -rf dist
     pip wheel --quiet --no-deps --wheel-dir dist "$copy" >&2
     rm -rf "$copy"
@@ -159,26 +159,32 @@ install() {
         wheel=$(build_wheel)
         rm -f $VENV/*.stamp
         say "Installing vLLM, PyTorch and the plugin: up to 2.4 GB to download, some minutes."
-        pip install "$wheel${extras:+[$extras]}"
         pip install --quiet --no-deps --force-reinstall "$wheel"
+        pip install "$wheel${extras:+[$extras]}"  # what the new metadata asks for
         say "$dependencies" >"$VENV/dependencies${extras:+-$extras}.stamp"
     fi
     say "$sources" >$VENV/sources.stamp
 }
 
 run_tests() {
-    local packages=() folder
+    local packages=() failed=() folder
     export DEEPINFER_ACCELERATOR=cpu CUDA_VISIBLE_DEVICES="" OMP_NUM_THREADS=1 VLLM_NO_USAGE_STATS=1 HF_HUB_OFFLINE=1
     for folder in $VENV/lib/python3.12/site-packages/deepinfer_*/; do
         [[ $folder == *.dist-info/ ]] || packages+=("$folder")
     done
-    say "== ruff"
-    $VENV/bin/ruff check .
-    $VENV/bin/ruff format --check .
+    say "== ruff check"
+    $VENV/bin/ruff check . || failed+=("ruff check")
+    say "== ruff format"
+    $VENV/bin/ruff format --check . || failed+=("ruff format")
     say "== mypy"
-    find "${SOURCES[@]}" -name '*.py' -not -path '*/__pycache__/*' -print0 | xargs -0 $VENV/bin/mypy --strict
+    find "${SOURCES[@]}" -name '*.py' -not -path '*/.*' -print0 | xargs -0 $VENV/bin/mypy --strict || failed+=(mypy)
     say "== pytest, from the installed wheel"
-    $VENV/bin/pytest -c pyproject.toml --rootdir . -o pythonpath= -m 'not gpu and not npu and not weights' "${packages[@]}" "$@"
+    $VENV/bin/pytest -c pyproject.toml --rootdir . -o pythonpath= -m 'not gpu and not npu and not weights' \
+        "${packages[@]}" "$@" || failed+=(pytest)
+    if [ ${#failed[@]} -gt 0 ]; then
+        printf 'build.sh: failed:%s\n' "$(printf ' %s,' "${failed[@]}")" >&2
+        exit 1
+    fi
 }
 
 main() {

@@ -188,14 +188,14 @@ def test_a_second_run_does_only_what_changed(checkout: Checkout) -> None:
         return result.stdout.splitlines()
 
     reinstall = "pip install --quiet --no-deps --force-reinstall dist/ours.whl"
-    assert install() == ["pip install dist/ours.whl", reinstall]
+    assert install() == [reinstall, "pip install dist/ours.whl"]
     assert install() == []
     (checkout.folder / "kernels" / "module.py").write_text("changed")
     assert install() == [reinstall]
-    assert install("test") == ["pip install dist/ours.whl[test]", reinstall]
+    assert install("test") == [reinstall, "pip install dist/ours.whl[test]"]
     assert install() == install("test") == []
     (checkout.folder / "pyproject.toml").write_text("changed")
-    assert install() == ["pip install dist/ours.whl", reinstall]
+    assert install() == [reinstall, "pip install dist/ours.whl"]
 
 
 def test_an_interrupted_installation_is_repeated(checkout: Checkout) -> None:

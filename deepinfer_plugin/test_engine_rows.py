@@ -25,7 +25,11 @@ NAMES = ("nano", "tiny")
 VOCABULARY = 200  # ids that both small models have, without the special ones at the end
 NUM_PROMPT, NUM_OUTPUT = 75, 14
 BLOCK_FLAG = "--block-size=32"
-SMALL_POOL = {"nano": 48, "tiny": 72}  # blocks: enough for one longest request, too few for the preemption scene
+CHUNK_FLAGS = ("--max-num-batched-tokens=17", "--max-num-seqs=8", "--long-prefill-token-threshold=7")
+SMALL_POOL = {  # enough blocks for one request of 128 tokens, too few for the preemption scene
+    "nano": ("--num-gpu-blocks-override=40", "--max-num-batched-tokens=64"),
+    "tiny": ("--num-gpu-blocks-override=72", "--max-num-batched-tokens=128"),
+}
 FAULTS = "deepinfer_plugin.engine_child.faults"
 
 
@@ -78,9 +82,16 @@ def _preempted() -> list[Action]:
     return [Action(add=(watched,), steps=2), Action(add=others)]
 
 
+def _in_chunks() -> list[Action]:
+    """Alone the whole budget of a step is taken; next to another request vLLM's threshold for long prompts acts."""
+    return [
+        Action(add=(_watched("chunks of 17"),)),
+        Action(add=(_other("chunks", 0, 3, max_tokens=20), _watched("chunks of 7"))),
+    ]
+
+
 def _small_pool(name: str) -> tuple[str, ...]:
-    sizes = ("--max-model-len=128", "--max-num-batched-tokens=128", f"--num-gpu-blocks-override={SMALL_POOL[name]}")
-    return (*sizes, "--scheduling-policy=priority")
+    return ("--max-model-len=128", "--scheduling-policy=priority", *SMALL_POOL[name])
 
 
 def _engine(name: str, model: Path, actions: list[Action], *flags: str, fault: str | None = None) -> EngineRun:
@@ -95,33 +106,23 @@ def _engine(name: str, model: Path, actions: list[Action], *flags: str, fault: s
 
 
 def _runs(name: str, model: Path) -> list[EngineRun]:
-    third = Action(add=(_watched("chunks of 17"), _other("chunks", 0, 30)))
+    pool = _small_pool(name)
     return [
         _engine(f"{name} company", model, [*_alone(), *_in_company(), *_after_a_hit()]),
-        _engine(f"{name} budget", model, [third], "--max-num-batched-tokens=17", "--max-num-seqs=8"),
-        _engine(
-            f"{name} threshold", model, [Action(add=(_watched("chunks of 7"),))], "--long-prefill-token-threshold=7"
-        ),
-        _engine(f"{name} preempted", model, _preempted(), *_small_pool(name)),
-        _engine(f"{name} recomputed", model, _preempted(), *_small_pool(name), "--no-enable-prefix-caching"),
+        _engine(f"{name} chunks", model, _in_chunks(), *CHUNK_FLAGS),
+        _engine(f"{name} preempted", model, _preempted(), *pool),
+        _engine(f"{name} recomputed", model, _preempted(), *pool, "--no-enable-prefix-caching"),
     ]
 
 
 def _faulty_runs(model: Path) -> list[EngineRun]:
-    third = Action(add=(_watched("chunks of 17"), _other("chunks", 0, 30)))
+    tiles, window, history = "row_tiles_off", "window_short_after_the_first_request", "history_lost_at_chunk_borders"
     return [
-        _engine("tiles", model, [*_alone(), *_in_company()], fault="row_tiles_off"),
-        _engine("window", model, [*_alone(), *_in_company()], fault="window_short_after_the_first_request"),
-        _engine(
-            "chunks",
-            model,
-            [third],
-            "--max-num-batched-tokens=17",
-            "--max-num-seqs=8",
-            fault="history_lost_at_chunk_borders",
-        ),
-        _engine("hit", model, [*_alone(), *_after_a_hit()], fault="history_lost_at_chunk_borders"),
-        _engine("preempted", model, _preempted(), *_small_pool("nano"), fault="history_lost_at_chunk_borders"),
+        _engine("tiles", model, [*_alone(), *_in_company()[:2]], fault=tiles),
+        _engine("window", model, [*_alone(), *_in_company()[:2]], fault=window),
+        _engine("chunks", model, _in_chunks(), *CHUNK_FLAGS, fault=history),
+        _engine("hit", model, [*_alone(), *_after_a_hit()], fault=history),
+        _engine("preempted", model, _preempted(), *_small_pool("nano"), fault=window),
     ]
 
 
@@ -155,15 +156,15 @@ def test_every_row_keeps_its_bits_in_company(name: str, scene: str, results: Res
     _check(run.requests[scene], _alone_in(results, f"{name} company"), f"{name} {scene}")
 
 
-@pytest.mark.parametrize(("engine", "request_name"), [("budget", "chunks of 17"), ("threshold", "chunks of 7")])
+@pytest.mark.parametrize("size", [17, 7])
 @pytest.mark.parametrize("name", NAMES)
-def test_every_row_keeps_its_bits_in_odd_chunks(name: str, engine: str, request_name: str, results: Results) -> None:
-    result = results[f"{name} {engine}"].requests[request_name]
+def test_every_row_keeps_its_bits_in_odd_chunks(name: str, size: int, results: Results) -> None:
+    result = results[f"{name} chunks"].requests[f"chunks of {size}"]
     prompt_chunks = result.facts.chunks[0][: 1 - NUM_OUTPUT]
-    assert len(prompt_chunks) > 1
     assert sum(prompt_chunks) == NUM_PROMPT
-    assert max(prompt_chunks) in (7, 17)
-    _check(result, _alone_in(results, f"{name} company"), f"{name} {request_name}")
+    assert len(prompt_chunks) > 1
+    assert max(prompt_chunks) == size
+    _check(result, _alone_in(results, f"{name} company"), f"{name} chunks of {size}")
 
 
 @pytest.mark.parametrize("scene", ["hit", "hit behind"])
@@ -187,9 +188,9 @@ def test_every_row_keeps_its_bits_after_a_preemption(name: str, engine: str, res
 @pytest.mark.parametrize(
     ("run", "requests"),
     [
-        ("tiles", ["last", "first", "amid", "joins", "joined"]),
-        ("window", ["last", "amid", "joined"]),
-        ("chunks", ["chunks of 17"]),
+        ("tiles", ["last", "first"]),
+        ("window", ["last"]),
+        ("chunks", ["chunks of 17", "chunks of 7"]),
         ("hit", ["hit", "hit behind"]),
         ("preempted", ["preempted"]),
     ],

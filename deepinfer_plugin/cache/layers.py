@@ -1,5 +1,6 @@
 """Modules that own a KV cache. vLLM finds them by name, plans their memory and binds it to them."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -43,6 +44,6 @@ class CacheLayer(nn.Module, AttentionLayerBase):
         """Take vLLM's view [num_blocks, 1, states_per_block, record] without its head axis."""
         self.kv_cache = kv_cache.squeeze(1)
 
-    def metadata(self, attn_metadata: dict[str, CacheMetadata]) -> CacheMetadata:
+    def metadata(self, attn_metadata: Mapping[str, CacheMetadata]) -> CacheMetadata:
         """This cache's part of the step's metadata."""
         return attn_metadata[self.prefix]

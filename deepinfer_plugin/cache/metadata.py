@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 import torch
 from vllm.v1.attention.backend import (
     AttentionBackend,
+    AttentionCGSupport,
     AttentionMetadata,
     AttentionMetadataBuilder,
     CommonAttentionMetadata,
@@ -39,7 +40,12 @@ class CacheMetadata(AttentionMetadata):
 
 
 class CacheMetadataBuilder(AttentionMetadataBuilder[CacheMetadata]):
-    """Collects references to the runner's buffers; plans nothing from host-side lengths."""
+    """Collects references to the runner's buffers; plans nothing from host-side lengths.
+
+    A full CUDA graph can therefore replay any batch: what follows from the buffers is computed inside the graph.
+    """
+
+    _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.ALWAYS
 
     def __init__(
         self,

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from deepinfer_kernels.kv_store import RecordFormat
-
 from deepinfer_plugin.model.config import ModelConfig
 from deepinfer_plugin.settings import Arithmetic
 

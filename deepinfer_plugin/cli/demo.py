@@ -110,6 +110,7 @@ def _stream(client: Any) -> None:
         max_tokens=48,
         temperature=1.0,
         seed=7,
+        extra_body={"ignore_eos": True},
     )
     say_part("   | ")
     num_tokens = 0
@@ -164,8 +165,9 @@ def _keep(server: Server, model: Path) -> None:
     with contextlib.suppress(KeyboardInterrupt):
         say(f"   the server stays at {server.base_url} until Ctrl-C; for example:")
         say(
-            f"   vllm bench serve --backend openai --base-url {server.base_url} --model {MODEL_NAME} --tokenizer {model}"
-            " --dataset-name random --random-input-len 64 --random-output-len 16 --num-prompts 16 --max-concurrency 8"
+            f"   vllm bench serve --backend openai --base-url {server.base_url} --model {MODEL_NAME} "
+            f"--tokenizer {model} --dataset-name random --random-input-len 64 --random-output-len 16 "
+            "--num-prompts 16 --max-concurrency 8"
         )
         server.wait()
         server.check_alive()

@@ -213,7 +213,7 @@ class EngineDriver:
             if not flat:
                 continue
             ids = np.asarray(flat.token_ids, dtype=np.int64).reshape(len(part.token_ids), -1)
-            rows = np.empty((len(ids), self._vocab_size), dtype=np.float32)
+            rows = np.full((len(ids), self._vocab_size), np.nan, dtype=np.float32)  # NaN: not asked for
             np.put_along_axis(rows, ids, np.asarray(flat.logprobs, dtype=np.float32).reshape(ids.shape), axis=1)
             completion.rows.append(rows)
 
@@ -239,9 +239,9 @@ def run_engine(run: EngineRun) -> tuple[RunFacts, dict[str, np.ndarray]]:
     envs.set_variable("DEEPINFER_ARITHMETIC", run.arithmetic.value)
     begin_s = time.monotonic()
     with ExitStack() as stack:
-        counters = {path: stack.enter_context(_load(path)()) for path in run.faults}
         driver = EngineDriver(run)
         stack.callback(driver.close)
+        counters = {path: stack.enter_context(_load(path)()) for path in run.faults}
         started_s = time.monotonic()
         for action in run.actions:
             driver.act(action)

@@ -48,7 +48,7 @@ def window_short_after_the_first_request() -> Iterator[Calls]:
 
 @contextmanager
 def history_lost_at_chunk_borders() -> Iterator[Calls]:
-    """Engram sees only the tokens of the current chunk."""
+    """In a chunk of several rows Engram sees only the tokens of that chunk."""
     with _changed("deepinfer_plugin.worker.model_state", "lookback_ids", _forget_history) as count:
         yield count
 
@@ -78,11 +78,12 @@ def _drop_oldest(slots: torch.Tensor, positions: torch.Tensor, req_idx: torch.Te
 def _forget_history(
     ids: torch.Tensor, input_ids: torch.Tensor, positions: torch.Tensor, query_start_loc: torch.Tensor, *rest: Any
 ) -> torch.Tensor:
-    del input_ids, rest
+    del input_ids, positions, rest
     rows = torch.arange(ids.shape[0])
     ends = query_start_loc[1:]
     req_idx = torch.searchsorted(ends, rows.to(ends.dtype), right=True).clamp_max_(ends.shape[0] - 1)
-    row_in_step = rows - query_start_loc[req_idx].long()
+    row_in_chunk = rows - query_start_loc[req_idx].long()
+    is_chunk = (query_start_loc[req_idx + 1] - query_start_loc[req_idx]) > 1
     shift = torch.arange(1, ids.shape[1] + 1)
-    is_before = shift[None, :] > row_in_step[:, None]
-    return torch.where(is_before, -1, ids)
+    is_lost = is_chunk[:, None] & (shift > row_in_chunk[:, None])
+    return torch.where(is_lost, -1, ids)

@@ -50,7 +50,8 @@ class EngineRun:
     """One engine from start to shutdown.
 
     ``flags`` are those of ``vllm serve`` and stand after the defaults of ``child.py``. ``faults`` are import paths
-    ``module:function`` of context managers without arguments, entered before the engine is built.
+    ``module:function`` of context managers without arguments, entered when the engine has started: its own proof of
+    batch invariance at start-up would refuse some of them.
     """
 
     name: str

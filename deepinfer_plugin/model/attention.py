@@ -1,11 +1,11 @@
 """Latent sparse attention: window keys of the layer and selected entries of its KV source, in one softmax."""
 
 import torch
+from torch import nn
+
 from deepinfer_kernels.kv_store import store_records
 from deepinfer_kernels.rope import rope
 from deepinfer_kernels.sparse_attention import sparse_attention
-from torch import nn
-
 from deepinfer_plugin.cache.layers import CacheLayer
 from deepinfer_plugin.cache.specs import window_spec
 from deepinfer_plugin.model.compressor import Compressor

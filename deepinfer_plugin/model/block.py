@@ -1,10 +1,10 @@
 """One layer: attention and mixture of experts between lagged hyper-connections."""
 
 import torch
-from deepinfer_kernels.hc_collapse import hc_collapse
-from deepinfer_kernels.hc_post import hc_post
 from torch import nn
 
+from deepinfer_kernels.hc_collapse import hc_collapse
+from deepinfer_kernels.hc_post import hc_post
 from deepinfer_plugin.model.attention import Attention
 from deepinfer_plugin.model.context import BuildContext
 from deepinfer_plugin.model.engram import Engram

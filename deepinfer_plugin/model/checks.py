@@ -50,8 +50,12 @@ class DeepseekV41Checks(DeepseekV4ForCausalLMConfig):
             vllm_config.cache_config.swa_bounded_replay = False
             logger.info("SWA bounded replay is off: window KV is cached with the prefix and a hit is exact")
         front_end.install()
-        # the reference kernels choose shapes from the data, which a CUDA graph cannot replay
-        vllm_config.compilation_config.cudagraph_mode = CUDAGraphMode.NONE
+        compilation = vllm_config.compilation_config
+        if current_platform.is_cuda() and not vllm_config.model_config.enforce_eager:
+            # decode in full graphs; a prefill step is long enough that launches hide behind it
+            compilation.cudagraph_mode = CUDAGraphMode.FULL_DECODE_ONLY
+        else:
+            compilation.cudagraph_mode = CUDAGraphMode.NONE
 
 
 def check_engine_options(vllm_config: "VllmConfig") -> None:
@@ -73,6 +77,12 @@ def check_engine_options(vllm_config: "VllmConfig") -> None:
             raise ConfigError(
                 f"DeepseekV41ForCausalLM: {name} is {size}, expected 1; this version serves the model on one device"
             )
+    for name, reason in (
+        ("enable_eplb", "moving experts between devices is not part of the promise yet"),
+        ("enable_dbo", "micro-batches of the Engram layers are not supported"),
+    ):
+        if getattr(parallel, name):
+            raise ConfigError(f"DeepseekV41ForCausalLM: {name} is True, expected False; {reason}, leave the flag out")
     if vllm_config.speculative_config is not None:
         raise ConfigError(
             f"DeepseekV41ForCausalLM: speculative_config.method is {vllm_config.speculative_config.method!r}, expected "

@@ -1,19 +1,18 @@
 """Compressor of a KV source: one latent entry per ``ratio`` tokens, stored packed for the layers that read it."""
 
 import torch
+
 from deepinfer_kernels.kv_compress import compress_pairs
 from deepinfer_kernels.kv_store import store_records
 from deepinfer_kernels.rope import rope
-from torch import nn
-
 from deepinfer_plugin.cache.layers import CacheLayer
 from deepinfer_plugin.cache.specs import entry_spec, pair_state_spec
 from deepinfer_plugin.model.context import BuildContext
-from deepinfer_plugin.model.linear import PlainLinear, RMSNorm
+from deepinfer_plugin.model.linear import PlainLinear, RMSNorm, TensorModule
 from deepinfer_plugin.model.step import Step
 
 
-class Compressor(nn.Module):
+class Compressor(TensorModule):
     """Latents of a KV-source layer.
 
     ``entries`` holds the rotated, quantised latents that attention reads. The unrotated latent feeds the index keys.

@@ -8,7 +8,7 @@ from deepinfer_kernels.engram_hash import EngramLayerHash, engram_layout, engram
 from deepinfer_kernels.engram_lookup import engram_lookup
 from deepinfer_plugin.model.config import ModelConfig
 from deepinfer_plugin.model.context import BuildContext
-from deepinfer_plugin.model.linear import QuantizedLinear, frozen
+from deepinfer_plugin.model.linear import QuantizedLinear, TensorModule, frozen
 
 
 def ngram_ids(token_ids: torch.Tensor, token_map: torch.Tensor, pad_id: int, image_token_id: int) -> torch.Tensor:
@@ -38,7 +38,7 @@ class EngramTable(nn.Module):
         self.scale = frozen(num_rows, width // 32, dtype=torch.uint8)
 
 
-class Engram(nn.Module):
+class Engram(TensorModule):
     """The memory of one layer."""
 
     multipliers: torch.Tensor
@@ -78,7 +78,7 @@ class Engram(nn.Module):
         """
         rows = engram_rows(compressed_ids, self.multipliers, self.primes, self.offsets)
         key_value = self.wkv(engram_lookup(self.embed.weight, self.embed.scale, rows, self.dtype))
-        key, value = key_value.split((self.num_streams * self.hidden_size, self.hidden_size), dim=1)
+        key, value = torch.split(key_value, [self.num_streams * self.hidden_size, self.hidden_size], dim=1)
         key = key.view(-1, self.num_streams, self.hidden_size)
         return engram_gate(streams, key, value, self.q_weight, self.k_weight, self.eps, None)
 

@@ -4,12 +4,12 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
-from deepinfer_kernels.hc_collapse import hc_collapse
 from torch import nn
 from torch.nn import functional
 from vllm.forward_context import get_forward_context
 from vllm.logger import init_logger
 
+from deepinfer_kernels.hc_collapse import hc_collapse
 from deepinfer_plugin import __version__, envs
 from deepinfer_plugin.cache.records import KVRecords
 from deepinfer_plugin.encoding.token_map import build_token_map
@@ -19,7 +19,7 @@ from deepinfer_plugin.model.context import BuildContext
 from deepinfer_plugin.model.engram import ngram_ids
 from deepinfer_plugin.model.hyper_connection import identity_pre_mix
 from deepinfer_plugin.model.indexer import Selection
-from deepinfer_plugin.model.linear import PlainLinear, RMSNorm, frozen
+from deepinfer_plugin.model.linear import PlainLinear, RMSNorm, TensorModule, frozen
 from deepinfer_plugin.model.rope import RotaryTables
 from deepinfer_plugin.model.step import Step
 from deepinfer_plugin.model.weights import load_into
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 logger = init_logger(f"vllm.{__name__}")
 
 
-class Embedding(nn.Module):
+class Embedding(TensorModule):
     """Token embeddings, bf16 as stored."""
 
     def __init__(self, vocab_size: int, hidden_size: int) -> None:
@@ -54,6 +54,8 @@ class DeepseekV41ForCausalLM(nn.Module):
         ConfigError: config.json describes a model that this class cannot serve.
     """
 
+    token_map: torch.Tensor
+
     def __init__(self, *, vllm_config: "VllmConfig", prefix: str = "") -> None:
         super().__init__()
         settings = Settings.from_envs()
@@ -68,12 +70,14 @@ class DeepseekV41ForCausalLM(nn.Module):
         self.config, self.arithmetic = config, settings.arithmetic
         self.embed = Embedding(config.vocab_size, config.hidden_size)
         self.rotary = RotaryTables(config)
-        self.layers = nn.ModuleList()
+        blocks: list[Block] = []
         kv_source = None
         for layer in range(config.num_hidden_layers):
             block = Block(context, layer, f"{prefix}layers.{layer}", kv_source)
             kv_source = block.attn if config.is_kv_source(layer) else kv_source
-            self.layers.append(block)
+            blocks.append(block)
+        self.layers = nn.ModuleList(blocks)
+        self._blocks = tuple(blocks)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.head = PlainLinear(config.vocab_size, config.hidden_size)
         self.register_buffer("token_map", _token_map(vllm_config, config), persistent=False)
@@ -123,7 +127,7 @@ class DeepseekV41ForCausalLM(nn.Module):
         del intermediate_tensors, inputs_embeds
         attn_metadata = get_forward_context().attn_metadata
         step = Step(positions, attn_metadata, self.rotary, self.config.sliding_window) if attn_metadata else None
-        compressed_ids = None
+        compressed_ids: torch.Tensor | None = None
         if self.config.engram_layer_ids:
             ngrams = torch.cat((input_ids[:, None].long(), lookback_ids), dim=1)
             compressed_ids = ngram_ids(ngrams, self.token_map, self.pad_id, self.config.image_token_id)
@@ -131,7 +135,7 @@ class DeepseekV41ForCausalLM(nn.Module):
         streams = embedded[:, None, :].expand(-1, self.config.hc_mult, -1).contiguous()
         pre = identity_pre_mix(streams)
         selection: Selection | None = None
-        for block in self.layers:
+        for block in self._blocks:
             if block.engram is not None:
                 streams = block.engram(streams, compressed_ids)
             streams, pre, selection = block(streams, pre, step, selection)
@@ -157,6 +161,4 @@ def _token_map(vllm_config: "VllmConfig", config: ModelConfig) -> torch.Tensor:
     from vllm.tokenizers import cached_tokenizer_from_config
 
     tokenizer = cached_tokenizer_from_config(vllm_config.model_config)
-    return build_token_map(
-        tokenizer.backend_tokenizer, config.vocab_size, config.engram_compressed_vocab_size
-    ).long()
+    return build_token_map(tokenizer.backend_tokenizer, config.vocab_size, config.engram_compressed_vocab_size).long()

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 import torch
-from deepinfer_kernels.hc_mix import hc_mix
-from deepinfer_kernels.hc_sinkhorn import hc_sinkhorn
 from torch import nn
 
+from deepinfer_kernels.hc_mix import hc_mix
+from deepinfer_kernels.hc_sinkhorn import hc_sinkhorn
 from deepinfer_plugin.model.config import ModelConfig
 from deepinfer_plugin.model.linear import frozen
 

@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 
 import torch
+from torch import nn
+
 from deepinfer_kernels.indexer_logits import indexer_logits
 from deepinfer_kernels.indexer_topk import candidate_blocks, mask_to_candidates, topk_indices
 from deepinfer_kernels.kv_store import store_records
 from deepinfer_kernels.mxfp4_quant import mxfp4_fake_quant
 from deepinfer_kernels.rope import rope
 from deepinfer_kernels.swa_indices import entry_slots
-from torch import nn
-
 from deepinfer_plugin.cache.layers import CacheLayer
 from deepinfer_plugin.cache.specs import entry_spec
 from deepinfer_plugin.model.context import BuildContext

@@ -1,9 +1,13 @@
 """Parameters of the linear layers and norms, under the names and in the formats of the checkpoint."""
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 import torch
+from torch import nn
+
 from deepinfer_kernels.linear import grouped_linear, linear, mxfp8_linear
 from deepinfer_kernels.rms_norm import rms_norm
-from torch import nn
 
 SCALE_BLOCK = 32
 """Rows and columns of a weight that share one E8M0 scale."""
@@ -14,7 +18,14 @@ def frozen(*shape: int, dtype: torch.dtype) -> nn.Parameter:
     return nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
 
 
-class QuantizedWeight(nn.Module):
+class TensorModule(nn.Module):
+    """A module that returns one tensor; ``nn.Module`` alone does not say so."""
+
+    if TYPE_CHECKING:
+        __call__: Callable[..., torch.Tensor]
+
+
+class QuantizedWeight(TensorModule):
     """MXFP8 weight [out_features, in_features] e4m3 with one E8M0 byte per 32 x 32 block."""
 
     def __init__(self, out_features: int, in_features: int) -> None:
@@ -47,7 +58,7 @@ class GroupedQuantizedLinear(QuantizedWeight):
         return grouped_linear(x, self.weight, self.scale, out_dtype=x.dtype)
 
 
-class PlainLinear(nn.Module):
+class PlainLinear(TensorModule):
     """``x @ weight.T`` with bf16 weights, accumulated in fp32."""
 
     def __init__(self, out_features: int, in_features: int) -> None:
@@ -59,7 +70,7 @@ class PlainLinear(nn.Module):
         return linear(x, self.weight, out_dtype=out_dtype or x.dtype)
 
 
-class RMSNorm(nn.Module):
+class RMSNorm(TensorModule):
     """Root-mean-square norm over the last axis."""
 
     def __init__(self, width: int, eps: float) -> None:

@@ -1,14 +1,14 @@
 """Mixture of experts: router, MXFP4 experts, one shared expert."""
 
 import torch
-from deepinfer_kernels.swiglu import swiglu
 from torch import nn
 
 from deepinfer_kernels.moe_combine import moe_combine
 from deepinfer_kernels.moe_experts import moe_experts
 from deepinfer_kernels.moe_gate import moe_gate
+from deepinfer_kernels.swiglu import swiglu
 from deepinfer_plugin.model.context import BuildContext
-from deepinfer_plugin.model.linear import QuantizedLinear, frozen
+from deepinfer_plugin.model.linear import QuantizedLinear, TensorModule, frozen
 
 
 class Router(nn.Module):
@@ -32,7 +32,7 @@ class RoutedExperts(nn.Module):
         self.w2_scale = frozen(num_experts, hidden_size, intermediate_size // 32, dtype=torch.uint8)
 
 
-class SharedExpert(nn.Module):
+class SharedExpert(TensorModule):
     """The expert every token passes: SwiGLU with MXFP8 weights."""
 
     def __init__(self, context: BuildContext) -> None:
@@ -49,7 +49,7 @@ class SharedExpert(nn.Module):
         return self.w2(swiglu(self.w1(x), self.w3(x), self.limit, None))
 
 
-class MoE(nn.Module):
+class MoE(TensorModule):
     """Routed experts in ascending id, then the shared expert, summed in fp32 and rounded once."""
 
     def __init__(self, context: BuildContext, num_experts: int, num_experts_per_tok: int) -> None:

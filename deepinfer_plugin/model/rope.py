@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 import torch
-from deepinfer_kernels.rope import YarnScaling, cos_sin, inverse_frequencies
 from torch import nn
 
+from deepinfer_kernels.rope import YarnScaling, cos_sin, inverse_frequencies
 from deepinfer_plugin.model.config import ModelConfig
 
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
-from deepinfer_kernels.swa_indices import window_slots
 
+from deepinfer_kernels.swa_indices import window_slots
 from deepinfer_plugin.model.rope import RotaryTables, Rotation
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ class Step:
 
     Attributes:
         positions: [num_tokens] int64.
-        req_idx: [num_tokens] int32, row of the request in the batch; padding rows take the last one.
+        req_idx: [num_tokens] int32, row of the request in the batch; -1 for a row that only pads the batch.
         max_seq_len: upper bound of the context lengths, known on the host.
     """
 
@@ -36,7 +36,8 @@ class Step:
         self.max_seq_len = first.max_seq_len
         rows = torch.arange(positions.shape[0], dtype=torch.int32, device=positions.device)
         ends = first.query_start_loc[1:]
-        self.req_idx = torch.searchsorted(ends, rows, right=True, out_int32=True).clamp_max_(ends.shape[0] - 1)
+        req_idx = torch.searchsorted(ends, rows, right=True, out_int32=True)
+        self.req_idx = torch.where(rows < ends[-1], req_idx, -1)
         self._floor = torch.zeros_like(positions)
         self._rotations: dict[tuple[int, int], Rotation] = {}
         self._window_slots: dict[int, torch.Tensor] = {}

@@ -64,7 +64,7 @@ def settle_seed(params: SamplingParams) -> SamplingParams:
 def reported_seed(seed: int | None) -> int | None:
     """The seed as a client can send it back: a signed 64-bit number.
 
-    One seed cannot be: vLLM takes -1 for none, so 2^64 - 1 stays unsigned, which ``seq_seed`` takes and ``seed`` refuses.
+    vLLM takes -1 for none, so 2^64 - 1 stays unsigned: ``seq_seed`` takes it, and ``seed`` refuses it.
     """
     return seed if seed is None or seed == SEED_MODULUS - 1 else as_int64(seed)
 

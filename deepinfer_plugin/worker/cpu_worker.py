@@ -7,7 +7,7 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 from deepinfer_plugin.worker.model_state import DeepInferModelState
 
 # kept alive for the life of the process: a torch.library fragment is undone when it is collected
-_FRAGMENT = torch.library.Library("_C", "FRAGMENT")
+_FRAGMENT = torch.library.Library("_C", "FRAGMENT")  # type: ignore[no-untyped-call]
 
 
 def _define_missing_ops() -> None:
@@ -16,8 +16,8 @@ def _define_missing_ops() -> None:
     It binds memory to a NUMA node; leaving the placement to Linux changes no result.
     """
     if not hasattr(torch.ops._C, "init_cpu_memory_env"):
-        _FRAGMENT.define("init_cpu_memory_env(int[] nodes) -> ()")
-        _FRAGMENT.impl("init_cpu_memory_env", lambda nodes: None, "CompositeExplicitAutograd")
+        _FRAGMENT.define("init_cpu_memory_env(int[] nodes) -> ()")  # type: ignore[no-untyped-call]
+        _FRAGMENT.impl("init_cpu_memory_env", lambda nodes: None, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 
 
 class DeepInferCpuWorker(CPUWorker):

@@ -1,6 +1,6 @@
 """Our hooks of vLLM's model runner V2."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.config import VllmConfig
@@ -15,6 +15,9 @@ from vllm.v1.worker.gpu.states import RequestState
 
 from deepinfer_plugin.sampling.sampler import DeepInferSampler
 from deepinfer_plugin.worker.startup_proof import prove_forward
+
+if TYPE_CHECKING:
+    from deepinfer_plugin.model.flash import DeepseekV41ForCausalLM
 
 
 def lookback_ids(
@@ -62,7 +65,7 @@ class DeepInferModelState(DefaultModelState):
     def __init__(
         self,
         vllm_config: VllmConfig,
-        model: torch.nn.Module,
+        model: "DeepseekV41ForCausalLM",
         encoder_cache: EncoderCache | None,
         device: torch.device,
     ) -> None:

@@ -1,7 +1,7 @@
 """One forward pass at start-up that looks every operation up in the table of batch-invariant ones."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.config import VllmConfig
@@ -12,6 +12,9 @@ from deepinfer_batch_invariant.gaps import check_forward
 from deepinfer_plugin.cache.layers import CacheLayer
 from deepinfer_plugin.cache.metadata import CacheMetadata
 
+if TYPE_CHECKING:
+    from deepinfer_plugin.model.flash import DeepseekV41ForCausalLM
+
 logger = init_logger(f"vllm.{__name__}")
 
 _POSITIONS = (0, 1, 2, 70, 71)
@@ -20,7 +23,7 @@ _POSITIONS = (0, 1, 2, 70, 71)
 _STARTS = (0, 3, 5)
 
 
-def prove_forward(vllm_config: VllmConfig, model: torch.nn.Module, device: torch.device) -> int:
+def prove_forward(vllm_config: VllmConfig, model: "DeepseekV41ForCausalLM", device: torch.device) -> int:
     """Run the model on rows that take both parities, a window edge and a selection, and refuse unproven operations.
 
     Slots are -1 and blocks are the null block, so no cache entry changes.

@@ -58,7 +58,7 @@ class Summary:
         outcomes = [result.outcome for result in run.relations]
         return cls(
             rows_compared=run.rows_compared + sum(result.rows_compared for result in run.operations),
-            differences=sum(result.differences for result in (*run.relations, *run.operations)),
+            differences=sum(r.differences for r in run.relations) + sum(o.differences for o in run.operations),
             relations_equal=outcomes.count(EQUAL),
             relations_different=outcomes.count(DIFFERENT),
             relations_not_exercised=outcomes.count(NOT_EXERCISED),

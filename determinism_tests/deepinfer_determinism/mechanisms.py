@@ -18,6 +18,7 @@ LATE_SLOTS = "requests that began after another had ended beside running ones"
 ABORTED_IN_PROMPT = "requests aborted inside their prompt"
 ABORTED_IN_OUTPUT = "requests aborted inside their output"
 STRUCTURED = "structured outputs"
+STRUCTURED_STEPS = "steps of a probe beside a structured output"
 COMPLETIONS = "completions of requests with n > 1"
 SAMPLED = "requests drawn with a seed"
 INVERTED_PAIRS = "pairs of requests in another order than the probes'"
@@ -139,6 +140,12 @@ def _structured(result: ScheduleResult) -> int:
     )
 
 
+def _structured_steps(result: ScheduleResult) -> int:
+    requests = result.schedule.requests
+    bound = {name for name, request in requests.items() if "structured_outputs" in request.sampling}
+    return sum(bool(bound & step.keys()) and bool(step.keys() - bound) for step in result.facts.steps)
+
+
 def _completions(result: ScheduleResult) -> int:
     return sum(len(request.tokens) for request in result.requests.values() if len(request.tokens) > 1)
 
@@ -177,6 +184,7 @@ COUNTERS: Mapping[str, Callable[[ScheduleResult], int]] = {
     ABORTED_IN_PROMPT: lambda result: _aborted(result, True),
     ABORTED_IN_OUTPUT: lambda result: _aborted(result, False),
     STRUCTURED: _structured,
+    STRUCTURED_STEPS: _structured_steps,
     COMPLETIONS: _completions,
     SAMPLED: lambda result: len(_sampling(result, "seed")),
     INVERTED_PAIRS: _inverted_pairs,

@@ -23,7 +23,7 @@ BASE_FLAGS = ("--logprobs-mode=raw_logprobs", "--max-num-seqs=64")
 SMALL_BLOCKS = f"--block-size={PAGES[0]}"
 NO_CACHE = "--no-enable-prefix-caching"
 ODD_BUDGET = 33
-FEW_BLOCKS = 110  # of the pool that all caches share: two long requests fit, four do not
+FEW_BLOCKS = 84  # of the pool that all caches share: two or three requests of 150 tokens fit
 CROWD = 48  # requests at once: 44 co-resident ones were needed to show a fault in a served engine
 
 Actions = Sequence[Action]
@@ -136,12 +136,12 @@ def _cache_hit(workload: Workload) -> Actions:
     cold = tuple(renamed(_without_prompt_rows(probe), "cold") for probe in workload.probes)
     warm = tuple(_without_prompt_rows(probe) for probe in workload.probes)
     long = [probe for probe in warm if len(probe.tokens) > PAGES[0]]
-    extended = [replace(renamed(probe, "first"), max_tokens=1, sampling={}) for probe in workload.probes[-2:]]
-    return [Action(add=(*cold, *extended[:1])), Action(add=warm), Action(add=tuple(renamed(p, "one") for p in long[:3]))]
+    single = [Action(add=(renamed(probe, "one"),)) for probe in long[:3]]
+    return [Action(add=cold), Action(add=warm), *single]
 
 
 def _preemption(workload: Workload) -> Actions:
-    long = [replace(probe, max_tokens=probe.max_tokens) for probe in workload.probes if len(probe.tokens) > PAGES[0]]
+    long = [probe for probe in workload.probes if len(probe.tokens) > PAGES[0]]
     growing = [workload.neighbour(f"n{i}", 30 + i, 40) for i in range(6)]
     return [Action(add=tuple(growing), steps=4), Action(add=tuple(long), steps=3), Action()]
 
@@ -165,7 +165,8 @@ def _logprobs(workload: Workload) -> Actions:
             rows = probe.prompt_rows and sampling["logprobs"] == -1
             probes.append(replace(probe, sampling=sampling, prompt_rows=rows))
     scored = workload.neighbour("n0", 40, 2, prompt_logprobs=3, logprobs=2)
-    return [Action(add=(scored, *probes))]
+    modest = tuple(renamed(probe, "modest") for probe in probes if probe.sampling["logprobs"] not in (None, -1))
+    return [Action(add=(scored, *probes)), Action(add=modest)]
 
 
 def _structured(workload: Workload) -> Actions:
@@ -178,7 +179,7 @@ def _structured(workload: Workload) -> Actions:
 
 def _parameters(workload: Workload) -> Actions:
     wild: list[dict[str, Any]] = [
-        {"temperature": 5.0, "seed": 1},
+        {"temperature": 2.0, "seed": 1},
         {"temperature": 0.01, "seed": 2, "top_k": 1},
         {"temperature": 1.0, "seed": 11, "top_p": 0.1, "min_p": 0.5},
         {"repetition_penalty": 1.9, "frequency_penalty": 2.0, "presence_penalty": -2.0},
@@ -217,9 +218,9 @@ def _lifecycle(workload: Workload) -> Actions:
     dropped = tuple(renamed(probe, "dropped") for probe in few if len(probe.tokens) > 2)
     return [
         Action(add=victims, steps=3),
-        Action(add=dropped[:3], abort=("n0", "n5"), steps=1),
+        Action(add=dropped[:3], abort=("n0", "n3"), steps=1),  # n3 is inside its prompt
         Action(add=few, abort=("n1", *(request.name for request in dropped[:2])), steps=2),
-        Action(abort=("n2", "n3"), steps=1),
+        Action(abort=("n2", "n5"), steps=1),
         Action(add=tuple(renamed(probe, "retry") for probe in few[:4]), abort=("n4", dropped[2].name)),
     ]
 
@@ -311,7 +312,7 @@ RELATIONS: tuple[Relation, ...] = (
         promise="preemption and recomputation",
         actions=_preemption,
         required={m.PREEMPTIONS: 2},
-        flags=(SMALL_BLOCKS, f"--num-gpu-blocks-override={FEW_BLOCKS}"),
+        flags=(SMALL_BLOCKS, f"--num-gpu-blocks-override={FEW_BLOCKS}", "--max-model-len=288"),
     ),
     Relation(
         name="max_num_seqs",
@@ -336,7 +337,7 @@ RELATIONS: tuple[Relation, ...] = (
         name="structured output",
         promise="structured output of other requests",
         actions=_structured,
-        required={m.STRUCTURED: 3, m.MIXED_STEPS: 1},
+        required={m.STRUCTURED: 3, m.STRUCTURED_STEPS: 2},
     ),
     Relation(
         name="parameters",
@@ -362,7 +363,7 @@ RELATIONS: tuple[Relation, ...] = (
         promise="a cached prefix that is evicted before it is asked for again",
         actions=_eviction,
         required={m.CACHED_TOKENS: 2 * PAGES[0], m.LOST_HITS: PAGES[0]},
-        flags=(SMALL_BLOCKS, f"--num-gpu-blocks-override={FEW_BLOCKS}"),
+        flags=(SMALL_BLOCKS, f"--num-gpu-blocks-override={FEW_BLOCKS}", "--max-model-len=288"),
     ),
     Relation(
         name="canaries",

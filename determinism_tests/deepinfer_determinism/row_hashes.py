@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib
 import json
 import pkgutil
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -218,11 +217,10 @@ class Recorder:
                 hashes[row, column[key]] = value
                 present[row, column[key]] = True
         rows = [[name.request, name.position, name.step] for name, _ in self.found]
-        arrays = {"hashes": hashes, "present": present}
-        if self.captured is not None:
-            arrays["captured"] = _as_numbers(self.captured)
+        captured = {} if self.captured is None else {"captured": _as_numbers(self.captured)}
         names = json.dumps({"operations": keys, "rows": rows}, ensure_ascii=False)
-        np.savez(out, names=np.frombuffer(names.encode(), dtype=np.uint8), **arrays)
+        text = np.frombuffer(names.encode(), dtype=np.uint8)
+        np.savez(out, allow_pickle=False, names=text, hashes=hashes, present=present, **captured)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +251,7 @@ def read(path: Path) -> RowHashes:
             rows=tuple(RowName(request, position, step) for request, position, step in names["rows"]),
             hashes=file["hashes"],
             present=file["present"],
-            captured=file["captured"] if "captured" in file else None,
+            captured=file.get("captured"),
         )
 
 
@@ -322,7 +320,7 @@ def _wrap_engine(recorder: Recorder, stack: ExitStack) -> None:
     from deepinfer_plugin.worker import model_state
 
     def before(module: torch.nn.Module, args: Any) -> None:
-        if isinstance(module, DeepseekV41ForCausalLM):
+        if isinstance(module, DeepseekV41ForCausalLM) and id(module) not in recorder.names:
             recorder.names = {id(part): name or "model" for name, part in module.named_modules()}
         recorder.enter(module)
 
@@ -334,10 +332,9 @@ def _wrap_engine(recorder: Recorder, stack: ExitStack) -> None:
     hooks = torch.nn.modules.module
     stack.callback(hooks.register_module_forward_pre_hook(before).remove)
     stack.callback(hooks.register_module_forward_hook(after, always_call=True).remove)
-    replaced: dict[tuple[Any, str], Callable[..., Any]] = defaultdict()
 
     def around(owner: Any, name: str, enter: Callable[..., None], leave: Callable[[], None] = lambda: None) -> None:
-        replaced[owner, name] = original = getattr(owner, name)
+        original = getattr(owner, name)
 
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             enter(*args, **kwargs)
@@ -350,9 +347,7 @@ def _wrap_engine(recorder: Recorder, stack: ExitStack) -> None:
 
     state = model_state.DeepInferModelState
     around(state, "prepare_inputs", lambda self, batch, states: recorder.begin(batch, self.max_num_tokens))
-    around(
-        state, "prepare_dummy_inputs", lambda self, reqs, tokens: recorder.begin_dummy(tokens, self.max_num_tokens)
-    )
+    around(state, "prepare_dummy_inputs", lambda self, reqs, tokens: recorder.begin_dummy(tokens, self.max_num_tokens))
     around(DeepseekV41ForCausalLM, "compute_logits", lambda *args: recorder.logits_begin())
     around(model_state, "prove_forward", lambda *args: _suspend(recorder, True), lambda: _suspend(recorder, False))
 

@@ -22,6 +22,10 @@ NVFP4_BLOCK = 16
 # A power of two, so that the halving is exact in shape; 1024 is one block of a GPU thread group.
 LOGSUM_BLOCK = 1024
 
+# Elements of the logits that the references of the sampling operations work on at once. It bounds memory and fixes no
+# order: 2^21 elements are 16 rows of the released vocabulary, and 16 MiB as int64.
+SAMPLING_ELEMENTS = 1 << 21
+
 # --- Triton kernels of attention, index and the elementwise family -------------------------------------------------
 
 # Rows wider than this are summed by more warps; the width alone decides, so a row has one tree of sums. A thread of a
@@ -41,12 +45,12 @@ HC_MIX_TILES = ((64, 16), (1024, 32), (1 << 62, 64))
 # Tokens of one program of the Sinkhorn steps: one warp, a token per lane.
 SINKHORN_BLOCK_T = 32
 
-# Index scores: keys of one tile (the rows of one tensor-core product), and (rows up to, rows of one program that may
-# share the unpacked keys of one request). A key's score is one column of a product: no tile changes its bits.
-INDEX_KEY_TILE = 64
+# Index scores: keys of one tile (the tall side of one tensor-core product), and (rows up to, rows of one program that
+# may share the unpacked keys of one request). A key's score comes from its own row of the product: no tile changes it.
+INDEX_KEY_TILE = 128
 INDEX_ROWS = ((64, 1), (1 << 62, 8))
-# Key tiles that one program walks, so that loads overlap products; bounds the programs at one million entries.
-INDEX_TILES_PER_PROGRAM = 4
+# Keys of one tile of the fp32 products, which hold their operands in registers.
+INDEX_FP32_KEY_TILE = 32
 
 # Selection: entries up to which one program holds a whole row in registers, and the entries of one program above that.
 TOPK_ROW_LIMIT = 8192
@@ -56,6 +60,9 @@ TOPK_ROWS_AT_ONCE = 1024
 
 # Attention: list slots of one block, as REF-K cuts them; the running maximum steps from block to block.
 ATTENTION_SLOT_TILE = 64
+# (rows up to, heads of one program): a tile family. Few rows take small groups, to fill the device.
+ATTENTION_HEADS = ((1 << 62, 32),)
+ATTENTION_WARPS = 8
 # Heads of one program in the fp32 kernel, columns of its products, and columns of the result one program owns.
 ATTENTION_FP32_HEADS = 16
 ATTENTION_FP32_BLOCK_D = 64

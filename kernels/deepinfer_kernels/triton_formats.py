@@ -6,8 +6,7 @@ every word goes to result r, so a matmul sees the columns of a block in the orde
 written in the same order (``linear/prepare_kernel.py``), and the order is the same in every tile.
 """
 
-# mypy: ignore-errors
-
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 import triton
 import triton.language as tl
 
@@ -163,3 +162,27 @@ def e2m1_codes(x, magnitude):
     from_one = (magnitude.to(tl.int32, bitcast=True) >> 22) - 252  # exponent and first mantissa bit; 1.0 has code 2
     code = tl.where(magnitude < 1.0, (magnitude + magnitude).to(tl.int32), from_one) & 7
     return code | ((x.to(tl.int32, bitcast=True) >> 28) & 8)
+
+
+@triton.jit
+def with_sign_of(magnitude, x):
+    """``magnitude``, not negative, with the sign bit of ``x``."""
+    return (magnitude.to(tl.int32, bitcast=True) | (x.to(tl.int32, bitcast=True) & -0x80000000)).to(
+        tl.float32, bitcast=True
+    )
+
+
+@triton.jit
+def pack_nibbles(codes, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """uint8 [ROWS, WIDTH / 2] of 4-bit codes int32 [ROWS, WIDTH], even column in the low nibble."""
+    low, high = tl.split(tl.reshape(codes, [ROWS, WIDTH // 2, 2]))
+    return (low | (high << 4)).to(tl.uint8)
+
+
+@triton.jit
+def nvfp4_scale(amax_bits, floor):
+    """e4m3 number nearest to max(amax, floor) / 6 (IEEE division), at most 448; NaN stays."""
+    floor_bits = (tl.zeros_like(amax_bits).to(tl.float32) + floor).to(tl.int32, bitcast=True)
+    amax = tl.maximum(amax_bits, floor_bits).to(tl.float32, bitcast=True)
+    ratio = tl.div_rn(amax, tl.zeros_like(amax) + 6.0)
+    return tl.minimum(ratio, 448.0, propagate_nan=tl.PropagateNan.ALL).to(tl.float8e4nv)

@@ -3,8 +3,10 @@
 import torch
 
 from deepinfer_kernels import checks
+from deepinfer_kernels.dispatch import use_triton
 from deepinfer_kernels.engram_hash.layout import EngramLayerHash, engram_layout
 from deepinfer_kernels.engram_hash.reference import engram_rows_reference
+from deepinfer_kernels.engram_hash.triton_kernel import engram_rows_triton
 from deepinfer_kernels.errors import ShapeError
 
 __all__ = ["EngramLayerHash", "engram_layout", "engram_rows"]
@@ -50,4 +52,6 @@ def engram_rows(
         )
     checks.require_shape("engram_rows", "multipliers", multipliers, (max_ngram,), "one per column of compressed_ids")
     checks.require_shape("engram_rows", "offsets", offsets, (num_columns,), "one per prime")
+    if use_triton(compressed_ids):
+        return engram_rows_triton(compressed_ids, multipliers, primes, offsets)
     return engram_rows_reference(compressed_ids, multipliers, primes, offsets)

@@ -3,7 +3,9 @@
 import torch
 
 from deepinfer_kernels import checks
+from deepinfer_kernels.dispatch import use_triton
 from deepinfer_kernels.engram_lookup.reference import engram_lookup_reference
+from deepinfer_kernels.engram_lookup.triton_kernel import engram_lookup_triton
 from deepinfer_kernels.tiling import MX_BLOCK
 
 
@@ -37,4 +39,6 @@ def engram_lookup(table: torch.Tensor, scale: torch.Tensor, rows: torch.Tensor, 
     checks.require_multiple("engram_lookup", "table", table, MX_BLOCK)
     expected = (table.shape[0], table.shape[1] // MX_BLOCK)
     checks.require_shape("engram_lookup", "scale", scale, expected, "table has one scale per 32 columns of a row")
+    if use_triton(rows) and table.stride(1) == 1 and scale.stride(1) == 1:
+        return engram_lookup_triton(table, scale, rows, dtype)
     return engram_lookup_reference(table, scale, rows, dtype)

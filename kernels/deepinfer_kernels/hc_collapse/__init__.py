@@ -3,8 +3,10 @@
 import torch
 
 from deepinfer_kernels import checks
+from deepinfer_kernels.dispatch import use_triton
 from deepinfer_kernels.errors import ShapeError
 from deepinfer_kernels.hc_collapse.reference import hc_collapse_reference
+from deepinfer_kernels.hc_collapse.triton_kernel import hc_collapse_triton
 
 
 def hc_collapse(streams: torch.Tensor, pre: torch.Tensor) -> torch.Tensor:
@@ -30,4 +32,6 @@ def hc_collapse(streams: torch.Tensor, pre: torch.Tensor) -> torch.Tensor:
     if streams.shape[1] == 0:
         raise ShapeError(f"hc_collapse: streams is {list(streams.shape)}, expected at least one stream; pass [T, S, d]")
     checks.require_shape("hc_collapse", "pre", pre, streams.shape[:2], "one weight per stream of every token")
+    if use_triton(streams):
+        return hc_collapse_triton(streams, pre)
     return hc_collapse_reference(streams, pre)

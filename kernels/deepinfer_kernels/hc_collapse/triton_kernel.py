@@ -32,9 +32,7 @@ def _hc_collapse_kernel(
     tl.store(out_ptr + token * WIDTH + h, total, mask=is_column)
 
 
-def hc_collapse_triton(
-    streams: torch.Tensor, pre: torch.Tensor, out_dtype: torch.dtype | None = None
-) -> torch.Tensor:
+def hc_collapse_triton(streams: torch.Tensor, pre: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
     """Launch the kernel on arguments ``hc_collapse`` has checked."""
     num_tokens, num_streams, width = streams.shape
     out = torch.empty((num_tokens, width), dtype=out_dtype or streams.dtype, device=streams.device)

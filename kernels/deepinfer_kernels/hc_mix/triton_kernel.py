@@ -89,9 +89,7 @@ def _hc_mix_sum_kernel(
     tl.store(out_ptr + token[:, None] * NUM_LOGITS + n[None, :], logits * rstd[:, None], mask=out_mask)
 
 
-def hc_mix_triton(
-    streams: torch.Tensor, fn: torch.Tensor, eps: float, block_m: int | None = None
-) -> torch.Tensor:
+def hc_mix_triton(streams: torch.Tensor, fn: torch.Tensor, eps: float, block_m: int | None = None) -> torch.Tensor:
     """Launch both kernels on arguments ``hc_mix`` has checked; ``block_m`` overrides the table of tiles."""
     rows = as_rows(streams.flatten(1))
     num_tokens, depth = rows.shape

@@ -5,8 +5,10 @@ from math import isqrt
 import torch
 
 from deepinfer_kernels import checks
+from deepinfer_kernels.dispatch import use_triton
 from deepinfer_kernels.errors import ShapeError, UnsupportedError
 from deepinfer_kernels.hc_sinkhorn.reference import hc_sinkhorn_reference
+from deepinfer_kernels.hc_sinkhorn.triton_kernel import hc_sinkhorn_triton
 
 
 def hc_sinkhorn(
@@ -48,4 +50,6 @@ def hc_sinkhorn(
     checks.require_shape("hc_sinkhorn", "base", base, (width,), "one value per mix logit")
     if iters < 1:
         raise UnsupportedError(f"hc_sinkhorn: iters is {iters}, expected >= 1; correct hc_sinkhorn_iters")
+    if use_triton(mix_logits):
+        return hc_sinkhorn_triton(mix_logits, scale, base, num_streams, iters, eps)
     return hc_sinkhorn_reference(mix_logits, scale, base, num_streams, iters, eps)

@@ -3,8 +3,11 @@
 import torch
 
 from deepinfer_kernels import checks
+from deepinfer_kernels.dispatch import use_triton
 from deepinfer_kernels.errors import ShapeError
 from deepinfer_kernels.indexer_logits.reference import indexer_logits_reference
+from deepinfer_kernels.indexer_logits.triton_kernel import fits_tensor_cores, indexer_logits_triton
+from deepinfer_kernels.indexer_logits.triton_kernel_fp32 import indexer_logits_fp32_triton
 from deepinfer_kernels.kv_store import RecordFormat
 
 __all__ = ["indexer_logits"]
@@ -54,6 +57,11 @@ def indexer_logits(
     """
     _check_queries(q, weights)
     _check_entries(q, key_cache, block_table, req_idx, num_visible, max_entries, entries_per_block)
+    if use_triton(q):
+        arguments = (q, weights, key_cache, block_table, req_idx, num_visible, max_entries)
+        if fits_tensor_cores(q, fmt):
+            return indexer_logits_triton(*arguments, round_bf16=round_bf16)
+        return indexer_logits_fp32_triton(*arguments, fmt=fmt, round_bf16=round_bf16)
     return indexer_logits_reference(
         q,
         weights,

@@ -3,12 +3,15 @@
 import torch
 
 from deepinfer_kernels import checks
+from deepinfer_kernels.dispatch import use_triton
 from deepinfer_kernels.errors import ShapeError
 from deepinfer_kernels.indexer_topk.reference import (
     candidate_blocks_reference,
     mask_to_candidates_reference,
     topk_indices_reference,
 )
+from deepinfer_kernels.indexer_topk.triton_candidates import candidate_blocks_triton, mask_to_candidates_triton
+from deepinfer_kernels.indexer_topk.triton_kernel import topk_indices_triton
 
 __all__ = ["candidate_blocks", "mask_to_candidates", "topk_indices"]
 
@@ -31,6 +34,8 @@ def topk_indices(scores: torch.Tensor, k: int) -> torch.Tensor:
     Source: spec sections 2.7 and 10.2 row 20.
     """
     _check("topk_indices", scores, "k", k, 0)
+    if use_triton(scores):
+        return topk_indices_triton(scores, k)
     return topk_indices_reference(scores, k)
 
 
@@ -62,6 +67,8 @@ def candidate_blocks(scores: torch.Tensor, num_visible: torch.Tensor, num_blocks
             f"candidate_blocks: num_visible has shape {list(num_visible.shape)}, expected [{scores.shape[0]}], the "
             f"first axis of scores {list(scores.shape)}; pass one count per row"
         )
+    if use_triton(scores):
+        return candidate_blocks_triton(scores, num_visible, num_blocks, block_size)
     return candidate_blocks_reference(scores, num_visible, num_blocks, block_size)
 
 
@@ -89,6 +96,8 @@ def mask_to_candidates(scores: torch.Tensor, blocks: torch.Tensor, block_size: i
             f"mask_to_candidates: blocks has shape {list(blocks.shape)}, expected [{scores.shape[0]}, B], the first "
             f"axis of scores {list(scores.shape)}; pass the lists of the same rows"
         )
+    if use_triton(scores):
+        return mask_to_candidates_triton(scores, blocks, block_size)
     return mask_to_candidates_reference(scores, blocks, block_size)
 
 

@@ -3,8 +3,10 @@
 import torch
 
 from deepinfer_kernels import checks
+from deepinfer_kernels.dispatch import use_triton
 from deepinfer_kernels.errors import ShapeError
 from deepinfer_kernels.kv_compress.reference import compress_pairs_reference
+from deepinfer_kernels.kv_compress.triton_kernel import compress_pairs_triton
 
 __all__ = ["compress_pairs"]
 
@@ -67,4 +69,6 @@ def compress_pairs(
             f"compress_pairs: state_cache has shape {list(state_cache.shape)}, expected [num_blocks, ring, "
             f"{2 * latent.shape[1]}]; a row holds latent and score"
         )
+    if use_triton(latent):
+        return compress_pairs_triton(latent, score, positions, req_idx, state_cache, state_block, out_dtype=out_dtype)
     return compress_pairs_reference(latent, score, positions, req_idx, state_cache, state_block, out_dtype=out_dtype)

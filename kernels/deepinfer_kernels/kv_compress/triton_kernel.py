@@ -107,8 +107,6 @@ def compress_pairs_triton(
     strides = (latent.stride(0), score.stride(0), state_cache.stride(0), state_cache.stride(1), state_cache.shape[1])
     block = triton.next_power_of_2(width)
     inputs = (latent, score, positions, req_idx, state_cache, state_block)
-    _pool_kernel[(num_tokens,)](
-        *inputs, out, *strides, WIDTH=width, BLOCK=block, num_warps=4, enable_fp_fusion=False
-    )
+    _pool_kernel[(num_tokens,)](*inputs, out, *strides, WIDTH=width, BLOCK=block, num_warps=4, enable_fp_fusion=False)
     _keep_kernel[(num_tokens,)](*inputs, num_tokens, *strides, WIDTH=width, BLOCK=block, num_warps=4)
     return out

@@ -3,6 +3,7 @@
 import torch
 
 from deepinfer_kernels import checks
+from deepinfer_kernels.dispatch import use_triton
 from deepinfer_kernels.errors import ShapeError
 from deepinfer_kernels.kv_store.record_format import RecordFormat
 from deepinfer_kernels.kv_store.reference import (
@@ -11,8 +12,14 @@ from deepinfer_kernels.kv_store.reference import (
     store_records_reference,
     unpack_records_reference,
 )
+from deepinfer_kernels.kv_store.triton_kernel import (
+    gather_records_triton,
+    pack_records_triton,
+    store_records_triton,
+    unpack_records_triton,
+)
 
-__all__ = ["RecordFormat", "gather_records", "pack_records", "store_records", "unpack_records"]
+__all__ = ["RecordFormat", "gather_records", "pack_records", "require_cache", "store_records", "unpack_records"]
 
 
 def pack_records(x: torch.Tensor, fmt: RecordFormat) -> torch.Tensor:
@@ -35,6 +42,8 @@ def pack_records(x: torch.Tensor, fmt: RecordFormat) -> torch.Tensor:
     """
     checks.require_activation("pack_records", "x", x)
     fmt.record_bytes(x.shape[-1])
+    if use_triton(x):
+        return pack_records_triton(x, fmt)
     return pack_records_reference(x, fmt)
 
 
@@ -63,6 +72,8 @@ def unpack_records(records: torch.Tensor, width: int, fmt: RecordFormat, dtype: 
             f"unpack_records: records has shape {list(records.shape)}, expected {fmt.record_bytes(width)} bytes in the "
             f"last axis for {width} elements of {fmt.value}; pass whole records"
         )
+    if use_triton(records):
+        return unpack_records_triton(records, width, fmt, dtype)
     return unpack_records_reference(records, width, fmt, dtype)
 
 
@@ -88,13 +99,16 @@ def store_records(kv_cache: torch.Tensor, slot_mapping: torch.Tensor, x: torch.T
         raise ShapeError(
             f"store_records: x has shape {list(x.shape)}, expected [num_tokens, width]; flatten the leading axes"
         )
-    _check_cache("store_records", kv_cache, x.shape[1], fmt)
+    require_cache("store_records", kv_cache, x.shape[1], fmt)
     if slot_mapping.shape != x.shape[:1]:
         raise ShapeError(
             f"store_records: slot_mapping has shape {list(slot_mapping.shape)}, expected [{x.shape[0]}], the first "
             f"axis of x {list(x.shape)}; pass one slot per row"
         )
     checks.require_dtype("store_records", "slot_mapping", slot_mapping, (torch.int64,))
+    if use_triton(kv_cache):
+        store_records_triton(kv_cache, slot_mapping, x, fmt)
+        return
     store_records_reference(kv_cache, slot_mapping, x, fmt)
 
 
@@ -120,17 +134,20 @@ def gather_records(
     Invariance: bitwise per slot.
     Source: spec sections 6.1 and 6.3.
     """
-    _check_cache("gather_records", kv_cache, width, fmt)
+    require_cache("gather_records", kv_cache, width, fmt)
     checks.require_dtype("gather_records", "slots", slots, (torch.int64,))
     if kv_cache.shape[0] == 0 or kv_cache.shape[1] == 0:
         raise ShapeError(
             f"gather_records: kv_cache has shape {list(kv_cache.shape)}, expected at least one slot; "
             "allocate the cache first"
         )
+    if use_triton(kv_cache):
+        return gather_records_triton(kv_cache, slots, width, fmt, dtype)
     return gather_records_reference(kv_cache, slots, width, fmt, dtype)
 
 
-def _check_cache(operation: str, kv_cache: torch.Tensor, width: int, fmt: RecordFormat) -> None:
+def require_cache(operation: str, kv_cache: torch.Tensor, width: int, fmt: RecordFormat) -> None:
+    """Raise ShapeError or UnsupportedError unless ``kv_cache`` is a cache of such records, as in ``store_records``."""
     checks.require_dtype(operation, "kv_cache", kv_cache, (torch.uint8,))
     record_bytes = fmt.record_bytes(width)
     if kv_cache.dim() != 3 or kv_cache.shape[2] != record_bytes:

@@ -119,17 +119,15 @@ def load_values(value_ptr, scale_ptr, column, mask, FMT: tl.constexpr):
     """
     if FMT == _FP32:
         return load_fp32(value_ptr + column * 4, mask)
-    elif FMT == _MXFP8:
+    if FMT == _MXFP8:
         code = tl.load(value_ptr + column, mask=mask, other=0).to(tl.float8e4nv, bitcast=True).to(tl.float32)
         return code * e8m0_to_float(tl.load(scale_ptr + column // 32, mask=mask, other=0))
-    else:
-        byte = tl.load(value_ptr + column // 2, mask=mask, other=0).to(tl.int32)
-        value = e2m1_to_float((byte >> ((column & 1) * 4)) & 15)
-        if FMT == _NVFP4:
-            scale = tl.load(scale_ptr + column // 16, mask=mask, other=0)
-            return value * scale.to(tl.float8e4nv, bitcast=True).to(tl.float32)
-        else:
-            return value * e8m0_to_float(tl.load(scale_ptr + column // 32, mask=mask, other=0))
+    byte = tl.load(value_ptr + column // 2, mask=mask, other=0).to(tl.int32)
+    value = e2m1_to_float((byte >> ((column & 1) * 4)) & 15)
+    if FMT == _NVFP4:
+        scale = tl.load(scale_ptr + column // 16, mask=mask, other=0)
+        return value * scale.to(tl.float8e4nv, bitcast=True).to(tl.float32)
+    return value * e8m0_to_float(tl.load(scale_ptr + column // 32, mask=mask, other=0))
 
 
 @triton.jit

@@ -1,6 +1,6 @@
 """Product in plain fp32, for operands that are not exact in bf16: the test modes q32 and s32."""
 
-# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 import torch
 import triton
 import triton.language as tl

@@ -1,6 +1,6 @@
 """Rows of activations as the unpacked weights meet them: quantised if asked, bf16, columns turned word by word."""
 
-# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 import torch
 import triton
 import triton.language as tl
@@ -39,7 +39,7 @@ def _prepare_rows_kernel(
 
 def padded_depth(depth: int) -> int:
     """K filled up to whole blocks of words."""
-    return triton.cdiv(depth, tiling.WORD_BLOCK_K) * tiling.WORD_BLOCK_K
+    return -(-depth // tiling.WORD_BLOCK_K) * tiling.WORD_BLOCK_K
 
 
 def prepare_rows(x: torch.Tensor, *, codes: int, quantize: bool) -> torch.Tensor:

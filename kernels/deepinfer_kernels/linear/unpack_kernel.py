@@ -1,6 +1,6 @@
 """An MXFP8 weight as bf16, columns turned like those of the prepared rows: the operand of the wide product."""
 
-# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 import torch
 import triton
 import triton.language as tl

@@ -1,6 +1,6 @@
 """Product of many rows with a bf16 weight, both fetched by the tensor memory accelerator."""
 
-# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 import torch
 import triton
 import triton.language as tl

@@ -3,11 +3,13 @@
 import torch
 
 from deepinfer_kernels import checks
+from deepinfer_kernels.dispatch import use_triton
 from deepinfer_kernels.log_softmax.reference import (
     log_softmax_reference,
     log_sum_exp_reference,
     token_log_softmax_reference,
 )
+from deepinfer_kernels.log_softmax.triton_kernel import log_softmax_triton, log_sum_exp_triton, token_log_softmax_triton
 
 __all__ = ["log_softmax", "log_sum_exp", "token_log_softmax"]
 
@@ -34,6 +36,8 @@ def log_softmax(logits: torch.Tensor) -> torch.Tensor:
     Source: spec section 10.2, row 28.
     """
     _check("log_softmax", logits)
+    if use_triton(logits):
+        return log_softmax_triton(logits)
     return log_softmax_reference(logits)
 
 
@@ -53,6 +57,8 @@ def log_sum_exp(logits: torch.Tensor) -> torch.Tensor:
     Invariance: bitwise per row.
     """
     _check("log_sum_exp", logits)
+    if use_triton(logits):
+        return log_sum_exp_triton(logits)
     return log_sum_exp_reference(logits)
 
 
@@ -79,6 +85,8 @@ def token_log_softmax(logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Te
     checks.require_shape(
         op, "token_ids", token_ids, (logits.shape[0], token_ids.shape[1]), "pass one list per row of logits"
     )
+    if use_triton(logits):
+        return token_log_softmax_triton(logits, token_ids)
     return token_log_softmax_reference(logits, token_ids)
 
 

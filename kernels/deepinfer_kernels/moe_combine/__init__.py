@@ -3,6 +3,7 @@
 import torch
 
 from deepinfer_kernels import checks
+from deepinfer_kernels.dispatch import use_triton
 from deepinfer_kernels.errors import ShapeError
 from deepinfer_kernels.moe_combine.reference import moe_combine_reference
 
@@ -36,4 +37,8 @@ def moe_combine(expert_out: torch.Tensor, shared_out: torch.Tensor) -> torch.Ten
     checks.require_shape(
         "moe_combine", "shared_out", shared_out, (num_tokens, hidden_size), "run the shared expert on the same tokens"
     )
+    if use_triton(expert_out):
+        from deepinfer_kernels.moe_combine.triton_kernel import moe_combine_triton
+
+        return moe_combine_triton(expert_out, shared_out)
     return moe_combine_reference(expert_out, shared_out)

@@ -3,6 +3,7 @@
 import torch
 
 from deepinfer_kernels import checks
+from deepinfer_kernels.dispatch import use_triton
 from deepinfer_kernels.errors import ShapeError
 from deepinfer_kernels.moe_experts.reference import moe_experts_reference
 from deepinfer_kernels.tiling import MX_BLOCK
@@ -78,6 +79,13 @@ def moe_experts(
     checks.require_shape("moe_experts", "topk_idx", topk_idx, (num_tokens, top_k), "one row per row of x")
     checks.require_shape("moe_experts", "topk_weights", topk_weights, (num_tokens, top_k), "one per chosen expert")
     _check_weights(x.shape[1], w13, w13_scale, w2, w2_scale)
+    # fp32 activations that are not quantised (mode s32, a test mode) are not exact in bf16: the reference runs them.
+    if use_triton(x) and (quantize_input or x.dtype == torch.bfloat16):
+        from deepinfer_kernels.moe_experts.triton_kernel import moe_experts_triton
+
+        return moe_experts_triton(
+            x, topk_idx, topk_weights, w13, w13_scale, w2, w2_scale, limit=limit, quantize_input=quantize_input
+        )
     return moe_experts_reference(
         x, topk_idx, topk_weights, w13, w13_scale, w2, w2_scale, limit=limit, quantize_input=quantize_input
     )

@@ -3,6 +3,7 @@
 import torch
 
 from deepinfer_kernels import checks
+from deepinfer_kernels.dispatch import use_triton
 from deepinfer_kernels.errors import UnsupportedError
 from deepinfer_kernels.moe_gate.reference import moe_gate_reference
 
@@ -63,4 +64,8 @@ def moe_gate(
         raise UnsupportedError(
             f"moe_gate: top_k is {top_k}, expected 1 ... {num_experts}, the rows of weight; correct num_experts_per_tok"
         )
+    if use_triton(x):
+        from deepinfer_kernels.moe_gate.triton_kernel import moe_gate_triton
+
+        return moe_gate_triton(x, weight, bias, top_k=top_k, scaling=scaling, bias_image=bias_image, is_image=is_image)
     return moe_gate_reference(x, weight, bias, top_k=top_k, scaling=scaling, bias_image=bias_image, is_image=is_image)

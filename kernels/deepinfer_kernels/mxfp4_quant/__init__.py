@@ -3,6 +3,7 @@
 import torch
 
 from deepinfer_kernels import checks
+from deepinfer_kernels.dispatch import use_triton
 from deepinfer_kernels.mxfp4_quant.reference import (
     mxfp4_dequant_reference,
     mxfp4_fake_quant_reference,
@@ -33,6 +34,10 @@ def mxfp4_quant(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """
     checks.require_activation("mxfp4_quant", "x", x)
     checks.require_multiple("mxfp4_quant", "x", x, MX_BLOCK)
+    if use_triton(x):
+        from deepinfer_kernels.mxfp4_quant.triton_kernel import mxfp4_quant_triton
+
+        return mxfp4_quant_triton(x)
     return mxfp4_quant_reference(x)
 
 
@@ -81,4 +86,8 @@ def mxfp4_fake_quant(x: torch.Tensor) -> torch.Tensor:
     """
     checks.require_activation("mxfp4_fake_quant", "x", x)
     checks.require_multiple("mxfp4_fake_quant", "x", x, MX_BLOCK)
+    if use_triton(x):
+        from deepinfer_kernels.mxfp4_quant.triton_kernel import mxfp4_fake_quant_triton
+
+        return mxfp4_fake_quant_triton(x)
     return mxfp4_fake_quant_reference(x)

@@ -3,6 +3,7 @@
 import torch
 
 from deepinfer_kernels import checks
+from deepinfer_kernels.dispatch import use_triton
 from deepinfer_kernels.mxfp8_quant.reference import (
     mxfp8_dequant_reference,
     mxfp8_fake_quant_reference,
@@ -32,6 +33,10 @@ def mxfp8_quant(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """
     checks.require_activation("mxfp8_quant", "x", x)
     checks.require_multiple("mxfp8_quant", "x", x, MX_BLOCK)
+    if use_triton(x):
+        from deepinfer_kernels.mxfp8_quant.triton_kernel import mxfp8_quant_triton
+
+        return mxfp8_quant_triton(x)
     return mxfp8_quant_reference(x)
 
 
@@ -80,4 +85,8 @@ def mxfp8_fake_quant(x: torch.Tensor) -> torch.Tensor:
     """
     checks.require_activation("mxfp8_fake_quant", "x", x)
     checks.require_multiple("mxfp8_fake_quant", "x", x, MX_BLOCK)
+    if use_triton(x):
+        from deepinfer_kernels.mxfp8_quant.triton_kernel import mxfp8_fake_quant_triton
+
+        return mxfp8_fake_quant_triton(x)
     return mxfp8_fake_quant_reference(x)

@@ -3,6 +3,7 @@
 import torch
 
 from deepinfer_kernels import checks
+from deepinfer_kernels.dispatch import use_triton
 from deepinfer_kernels.nvfp4_quant.reference import (
     nvfp4_dequant_reference,
     nvfp4_fake_quant_reference,
@@ -33,6 +34,10 @@ def nvfp4_quant(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """
     checks.require_activation("nvfp4_quant", "x", x)
     checks.require_multiple("nvfp4_quant", "x", x, NVFP4_BLOCK)
+    if use_triton(x):
+        from deepinfer_kernels.nvfp4_quant.triton_kernel import nvfp4_quant_triton
+
+        return nvfp4_quant_triton(x)
     return nvfp4_quant_reference(x)
 
 
@@ -83,4 +88,8 @@ def nvfp4_fake_quant(x: torch.Tensor) -> torch.Tensor:
     """
     checks.require_activation("nvfp4_fake_quant", "x", x)
     checks.require_multiple("nvfp4_fake_quant", "x", x, NVFP4_BLOCK)
+    if use_triton(x):
+        from deepinfer_kernels.nvfp4_quant.triton_kernel import nvfp4_fake_quant_triton
+
+        return nvfp4_fake_quant_triton(x)
     return nvfp4_fake_quant_reference(x)

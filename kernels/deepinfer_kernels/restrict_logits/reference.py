@@ -2,7 +2,7 @@
 
 import torch
 
-from deepinfer_kernels.tiling import REFERENCE_ROW_TILE
+from deepinfer_kernels.tiling import SAMPLING_ELEMENTS
 
 # Fraction bits of a weight. 2^42 steps resolve a probability of 2e-13 of the largest one; 2^20 weights fill 62 bits.
 WEIGHT_BITS = 42
@@ -36,8 +36,9 @@ def restrict_logits_reference(
     restricted = logits.clone(memory_format=torch.contiguous_format)
     if logits.shape[1] == 0:
         return restricted
-    for start in range(0, logits.shape[0], REFERENCE_ROW_TILE):
-        rows = slice(start, start + REFERENCE_ROW_TILE)
+    rows_at_once = -(-SAMPLING_ELEMENTS // logits.shape[1])
+    for start in range(0, logits.shape[0], rows_at_once):
+        rows = slice(start, start + rows_at_once)
         restricted[rows] = _restrict_rows(logits[rows], top_k[rows], top_p[rows], min_p[rows])
     return restricted
 

@@ -3,8 +3,10 @@
 import torch
 
 from deepinfer_kernels import checks
+from deepinfer_kernels.dispatch import use_triton
 from deepinfer_kernels.errors import UnsupportedError
 from deepinfer_kernels.rms_norm.reference import rms_norm_reference
+from deepinfer_kernels.rms_norm.triton_kernel import rms_norm_triton
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -30,4 +32,6 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     checks.require_shape("rms_norm", "weight", weight, x.shape[-1:], "one value per element of the last axis of x")
     if not eps > 0:
         raise UnsupportedError(f"rms_norm: eps is {eps}, expected > 0; a row of zeros would become NaN")
+    if use_triton(x):
+        return rms_norm_triton(x, weight, eps)
     return rms_norm_reference(x, weight, eps)

@@ -10,9 +10,7 @@ from deepinfer_kernels.launching import as_rows, norm_warps
 
 
 @triton.jit
-def _rms_norm_kernel(
-    x_ptr, weight_ptr, out_ptr, x_stride_t, eps, HIDDEN_SIZE: tl.constexpr, BLOCK_H: tl.constexpr
-):
+def _rms_norm_kernel(x_ptr, weight_ptr, out_ptr, x_stride_t, eps, HIDDEN_SIZE: tl.constexpr, BLOCK_H: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)  # one program owns one row
     h = tl.arange(0, BLOCK_H)
     is_column = h < HIDDEN_SIZE

@@ -3,6 +3,7 @@
 import torch
 
 from deepinfer_kernels import checks
+from deepinfer_kernels.dispatch import use_triton
 from deepinfer_kernels.errors import ShapeError, UnsupportedError
 from deepinfer_kernels.rope.reference import (
     YarnScaling,
@@ -10,6 +11,7 @@ from deepinfer_kernels.rope.reference import (
     inverse_frequencies_reference,
     rope_reference,
 )
+from deepinfer_kernels.rope.triton_kernel import rope_triton
 
 __all__ = ["YarnScaling", "cos_sin", "inverse_frequencies", "rope"]
 
@@ -94,4 +96,6 @@ def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, inverse: bool
             f"rope: x is {list(x.shape)}, expected [{cos.shape[0]}, ..., at least {2 * cos.shape[1]}]; "
             f"the tables {list(cos.shape)} have one row per row of x and one column per pair"
         )
+    if use_triton(x) and x.shape[-1] % 2 == 0:
+        return rope_triton(x, cos, sin, inverse)
     return rope_reference(x, cos, sin, inverse)

@@ -16,8 +16,7 @@ def rotate_pairs(first, second, cos, sin, INVERSE: tl.constexpr):
     """Rotate fp32 pairs by the angle, or back; products and sums are rounded separately, as in the reference."""
     if INVERSE:
         return first * cos + second * sin, second * cos - first * sin
-    else:
-        return first * cos - second * sin, second * cos + first * sin
+    return first * cos - second * sin, second * cos + first * sin
 
 
 @triton.jit

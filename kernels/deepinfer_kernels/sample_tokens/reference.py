@@ -4,7 +4,7 @@ import torch
 
 from deepinfer_kernels.sampling_noise.reference import gumbel_noise_reference
 from deepinfer_kernels.sampling_noise.reference import make_inputs as make_noise_inputs
-from deepinfer_kernels.tiling import REFERENCE_ROW_TILE
+from deepinfer_kernels.tiling import SAMPLING_ELEMENTS
 
 _MINUS_INFINITY = -0x7F800001  # the ordered bits of -inf
 
@@ -34,8 +34,9 @@ def sample_tokens_reference(
     sampled = torch.zeros(logits.shape[0], dtype=torch.int64, device=logits.device)
     if logits.shape[1] == 0:
         return sampled
-    for start in range(0, logits.shape[0], REFERENCE_ROW_TILE):
-        rows = slice(start, start + REFERENCE_ROW_TILE)
+    rows_at_once = -(-SAMPLING_ELEMENTS // logits.shape[1])
+    for start in range(0, logits.shape[0], rows_at_once):
+        rows = slice(start, start + rows_at_once)
         sampled[rows] = _sample_rows(logits[rows], temperature[rows], seeds[rows], prompt_hashes[rows], positions[rows])
     return sampled
 

@@ -27,7 +27,8 @@ def _greedy(rows: list[list[float]], device: str) -> list[int]:
 @pytest.mark.parametrize("num_rows", [0, 1, 50])
 def test_the_token_is_the_first_with_the_largest_score(num_rows: int, vocab_size: int, device: str) -> None:
     logits, temperature, *numbers = _inputs(num_rows, vocab_size, device)
-    noise = gumbel_noise(*numbers, vocab_size).cpu()
+    seeds, prompts, positions = numbers
+    noise = gumbel_noise(seeds, prompts, positions, vocab_size).cpu()
     want = []
     for row in range(num_rows):
         scale = float(temperature[row])

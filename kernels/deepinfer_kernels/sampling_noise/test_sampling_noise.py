@@ -77,8 +77,10 @@ def test_the_extreme_words_stay_finite(device: str) -> None:
 
 @pytest.mark.parametrize("vocab_size", [3, 64, 130])
 def test_every_row_keeps_its_bits_in_any_batch(vocab_size: int, device: str) -> None:
-    inputs = make_inputs(40, torch.Generator().manual_seed(7), device)
-    assert_rows_keep_their_bits(lambda rows: gumbel_noise(*(x[rows] for x in inputs), vocab_size), 40, "noise")
+    seeds, prompts, positions = make_inputs(40, torch.Generator().manual_seed(7), device)
+    assert_rows_keep_their_bits(
+        lambda rows: gumbel_noise(seeds[rows], prompts[rows], positions[rows], vocab_size), 40, "noise"
+    )
 
 
 @pytest.mark.parametrize("num_rows", EDGE_SIZES)
@@ -90,8 +92,8 @@ def test_a_wider_vocabulary_begins_with_the_narrower(num_rows: int, device: str)
 
 def test_strided_arguments(device: str) -> None:
     inputs = make_inputs(9, torch.Generator().manual_seed(9), device)
-    spread = [torch.stack((x, x + 1), dim=1)[:, 0] for x in inputs]
-    assert_bitwise_equal(gumbel_noise(*spread, 20), gumbel_noise(*inputs, 20), label="strided")
+    seeds, prompts, positions = (torch.stack((x, x + 1), dim=1)[:, 0] for x in inputs)
+    assert_bitwise_equal(gumbel_noise(seeds, prompts, positions, 20), gumbel_noise(*inputs, 20), label="strided")
 
 
 def _p_of_uniformity(words: torch.Tensor, num_bins: int) -> float:
@@ -110,8 +112,8 @@ def test_words_are_uniform_along_each_argument(axis: str, device: str) -> None:
     if axis == "token":
         words = random_words(zero[:1], zero[:1], zero[:1], count)
     else:
-        arguments = [numbers if name == axis else zero for name in ("seed", "prompt", "position")]
-        words = random_words(*arguments, 4)
+        seeds, prompts, positions = (numbers if name == axis else zero for name in ("seed", "prompt", "position"))
+        words = random_words(seeds, prompts, positions, 4)
     assert _p_of_uniformity(words, 64) > 1e-3
     # neighbours along the axis: the difference of two independent uniform words is uniform
     line = words.flatten() if axis == "token" else words[:, 1]

@@ -3,9 +3,12 @@
 import torch
 
 from deepinfer_kernels import checks
+from deepinfer_kernels.dispatch import use_triton
 from deepinfer_kernels.errors import ShapeError
-from deepinfer_kernels.kv_store import RecordFormat
+from deepinfer_kernels.kv_store import RecordFormat, require_cache
 from deepinfer_kernels.sparse_attention.reference import SlotList, sparse_attention_reference
+from deepinfer_kernels.sparse_attention.triton_kernel import fits_tensor_cores, sparse_attention_triton
+from deepinfer_kernels.sparse_attention.triton_kernel_fp32 import sparse_attention_fp32_triton
 
 __all__ = ["sparse_attention"]
 
@@ -70,6 +73,12 @@ def sparse_attention(
     if compressed_cache is not None and compressed_slots is not None:
         _check_slots("compressed_slots", compressed_slots, q)
         parts.append(SlotList(kv_cache=compressed_cache, slots=compressed_slots, fmt=compressed_format))
+    if use_triton(q):
+        for part in parts:
+            require_cache("sparse_attention", part.kv_cache, q.shape[2], part.fmt)
+        if fits_tensor_cores(q, parts, round_p):
+            return sparse_attention_triton(q, parts, sink, scale, cos=cos, sin=sin)
+        return sparse_attention_fp32_triton(q, parts, sink, scale, round_p=round_p, cos=cos, sin=sin)
     return sparse_attention_reference(q, parts, sink, scale, round_p=round_p, cos=cos, sin=sin)
 
 

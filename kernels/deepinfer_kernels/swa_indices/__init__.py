@@ -3,8 +3,10 @@
 import torch
 
 from deepinfer_kernels import checks
+from deepinfer_kernels.dispatch import use_triton
 from deepinfer_kernels.errors import ShapeError
 from deepinfer_kernels.swa_indices.reference import entry_slots_reference, window_slots_reference
+from deepinfer_kernels.swa_indices.triton_kernel import entry_slots_triton, window_slots_triton
 
 __all__ = ["entry_slots", "window_slots"]
 
@@ -46,6 +48,8 @@ def window_slots(
                 f"{list(positions.shape)}; pass one value per row"
             )
     _check_table("window_slots", req_idx, block_table, positions.shape[0])
+    if use_triton(positions):
+        return window_slots_triton(positions, req_idx, block_table, block_size, window, floor)
     return window_slots_reference(positions, req_idx, block_table, block_size, window, floor)
 
 
@@ -75,6 +79,8 @@ def entry_slots(
             f"entry_slots: indices has shape {list(indices.shape)}, expected [num_tokens, K]; pass one list per row"
         )
     _check_table("entry_slots", req_idx, block_table, indices.shape[0])
+    if use_triton(indices):
+        return entry_slots_triton(indices, req_idx, block_table, entries_per_block)
     return entry_slots_reference(indices, req_idx, block_table, entries_per_block)
 
 

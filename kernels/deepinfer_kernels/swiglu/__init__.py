@@ -3,6 +3,7 @@
 import torch
 
 from deepinfer_kernels import checks
+from deepinfer_kernels.dispatch import use_triton
 from deepinfer_kernels.errors import UnsupportedError
 from deepinfer_kernels.swiglu.reference import swiglu_reference
 
@@ -35,4 +36,8 @@ def swiglu(gate: torch.Tensor, up: torch.Tensor, limit: float, row_weight: torch
         checks.require_shape("swiglu", "row_weight", row_weight, gate.shape[:1], "one weight per row of gate")
     if not limit >= 0:
         raise UnsupportedError(f"swiglu: limit is {limit}, expected >= 0; pass 0 to turn the clamps off")
+    if use_triton(gate):
+        from deepinfer_kernels.swiglu.triton_kernel import swiglu_triton
+
+        return swiglu_triton(gate, up, limit, row_weight)
     return swiglu_reference(gate, up, limit, row_weight)

@@ -1,0 +1,1 @@
+"""Speed of the engine with our model, beside vLLM's own model on the same host."""

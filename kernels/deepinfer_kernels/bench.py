@@ -1,0 +1,146 @@
+"""Timing of operations against the floors of the card, measured in the same run.
+
+A case is timed as a replay of a CUDA graph that holds it several times, on inputs that together exceed the L2 cache, so
+that launch gaps are those of serving and weights come from memory. Bytes and operations are those the operation must
+move and do; the floors are a device-to-device copy (bytes read + written) and a bf16 product of 8192^3 through cuBLAS.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+
+_COPY_BYTES = 2 << 30
+_MATMUL_SIZE = 8192
+_CALLS_PER_GRAPH = 8
+_REPLAYS = 9
+_WARMUP_REPLAYS = 2
+# Inputs of one case together; several times the 60 MB of L2.
+_ROTATION_BYTES = 256 << 20
+_MAX_ROTATION = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ceilings:
+    """Rates of the card in this run."""
+
+    device: str
+    copy_bytes_per_s: float
+    matmul_flops_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One timed case; ``copy_ratio`` and ``matmul_ratio`` are fractions of the ceilings."""
+
+    op: str
+    case: str
+    time_us: float
+    spread_us: float  # slowest minus fastest replay
+    bytes: int
+    flops: int
+    copy_ratio: float
+    matmul_ratio: float
+
+
+def _replay_times_s(graph: torch.cuda.CUDAGraph) -> list[float]:
+    for _ in range(_WARMUP_REPLAYS):
+        graph.replay()
+    make_event: Callable[..., torch.cuda.Event] = torch.cuda.Event
+    events = [make_event(enable_timing=True) for _ in range(_REPLAYS + 1)]
+    events[0].record()
+    for event in events[1:]:
+        graph.replay()
+        event.record()
+    torch.cuda.synchronize()
+    return [start.elapsed_time(end) / 1e3 for start, end in pairwise(events)]
+
+
+def time_calls_s(calls: Sequence[Callable[[], object]]) -> tuple[float, float]:
+    """Median seconds of one call, and the spread between replays; the calls take turns inside one CUDA graph."""
+    for call in calls:
+        call()  # compiles, and fills the allocator
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for index in range(_CALLS_PER_GRAPH):
+            calls[index % len(calls)]()
+    times = [time / _CALLS_PER_GRAPH for time in _replay_times_s(graph)]
+    return statistics.median(times), max(times) - min(times)
+
+
+def measure_ceilings() -> Ceilings:
+    """Copy bandwidth and bf16 matmul rate of the current device, on random data."""
+    source = torch.randint(0, 256, (_COPY_BYTES,), dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    copy_s, _ = time_calls_s([partial(target.copy_, source)])
+    a, b = (torch.randn(_MATMUL_SIZE, _MATMUL_SIZE, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    matmul_s, _ = time_calls_s([partial(torch.mm, a, b.t())])
+    return Ceilings(
+        device=torch.cuda.get_device_name(),
+        copy_bytes_per_s=2 * _COPY_BYTES / copy_s,
+        matmul_flops_per_s=2 * _MATMUL_SIZE**3 / matmul_s,
+    )
+
+
+def rotation(num_bytes: int) -> int:
+    """Copies of an input of ``num_bytes`` that keep it out of L2."""
+    return max(1, min(_MAX_ROTATION, -(-_ROTATION_BYTES // max(num_bytes, 1))))
+
+
+def measure(
+    op: str, case: str, calls: Sequence[Callable[[], object]], *, num_bytes: int, flops: int, ceilings: Ceilings
+) -> Record:
+    """Time ``calls``, which do the same work on different inputs, and print one line."""
+    seconds, spread = time_calls_s(calls)
+    record = Record(
+        op=op,
+        case=case,
+        time_us=seconds * 1e6,
+        spread_us=spread * 1e6,
+        bytes=num_bytes,
+        flops=flops,
+        copy_ratio=num_bytes / seconds / ceilings.copy_bytes_per_s,
+        matmul_ratio=flops / seconds / ceilings.matmul_flops_per_s,
+    )
+    print(  # noqa: T201
+        f"{op:16} {case:44} {record.time_us:9.1f} us  copy {record.copy_ratio:5.2f}  matmul {record.matmul_ratio:5.2f}",
+        flush=True,
+    )
+    return record
+
+
+def _revision() -> str:
+    answer = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    return answer.stdout.strip() or "unknown"
+
+
+def run_bench(op: str, cases: Callable[[Ceilings], list[Record]]) -> None:
+    """Entry point of a bench module: measure the floors, run the cases, write JSON where ``--json`` says."""
+    parser = argparse.ArgumentParser(prog=f"python -m deepinfer_kernels.{op}.bench_{op}")
+    parser.add_argument("--json", type=Path, help="file for the records")
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("no NVIDIA GPU: torch.cuda.is_available() is False; run it on a GPU host")
+    ceilings = measure_ceilings()
+    print(  # noqa: T201
+        f"{ceilings.device}: copy {ceilings.copy_bytes_per_s / 1e12:.2f} TB/s, "
+        f"bf16 matmul {ceilings.matmul_flops_per_s / 1e12:.0f} TFLOP/s",
+        flush=True,
+    )
+    records = cases(ceilings)
+    if arguments.json is not None:
+        content = {
+            "revision": _revision(),
+            "torch": torch.__version__,
+            "ceilings": asdict(ceilings),
+            "records": [asdict(record) for record in records],
+        }
+        arguments.json.write_text(json.dumps(content, indent=1))

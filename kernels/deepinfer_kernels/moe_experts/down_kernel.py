@@ -1,0 +1,104 @@
+"""Second product of the experts: one output row per (token, slot) pair."""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+import torch
+import triton
+import triton.language as tl
+
+from deepinfer_kernels import tiling
+from deepinfer_kernels.moe_experts.route_kernel import Tiles
+from deepinfer_kernels.tiling import MatmulTile
+from deepinfer_kernels.triton_formats import spread_scale, unpack_e2m1
+
+
+@triton.jit
+def _experts_down_kernel(
+    h_ptr,
+    weight_ptr,
+    scale_ptr,
+    tile_expert_ptr,
+    tile_count_ptr,
+    tile_rows_ptr,
+    out_ptr,
+    HIDDEN: tl.constexpr,
+    K: tl.constexpr,
+    PADDED_K: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    NUM_STAGES: tl.constexpr,
+):
+    tile = tl.program_id(1)
+    expert = tl.load(tile_expert_ptr + tile).to(tl.int64)
+    if expert < 0:
+        return
+    m = tl.arange(0, BLOCK_M)
+    is_row = m < tl.load(tile_count_ptr + tile)
+    pair = tl.load(tile_rows_ptr + tile * BLOCK_M + m, mask=is_row, other=0).to(tl.int64)
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    n_row = tl.minimum(n, HIDDEN - 1)  # outputs behind the end repeat the last one
+    word = tl.arange(0, BLOCK_K // 4)
+    block = tl.arange(0, BLOCK_K // 32)
+    weight_ptrs = weight_ptr + expert * (HIDDEN * (K // 4)) + n_row[:, None] * (K // 4) + word[None, :]
+    scale_ptrs = scale_ptr + expert * (HIDDEN * (K // 32)) + n_row[:, None] * (K // 32) + block[None, :]
+    h_ptrs = h_ptr + pair[None, :] * PADDED_K + word[:, None]
+    acc = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
+    for start in tl.range(0, PADDED_K, BLOCK_K, num_stages=NUM_STAGES):
+        if K == PADDED_K:
+            words = tl.load(weight_ptrs + start // 4)
+            scale = tl.load(scale_ptrs + start // 32)
+        else:
+            words = tl.load(weight_ptrs + start // 4, mask=(start // 4 + word < K // 4)[None, :], other=0)
+            scale = tl.load(scale_ptrs + start // 32, mask=(start // 32 + block < K // 32)[None, :], other=0)
+        h0 = tl.load(h_ptrs + start)
+        h1 = tl.load(h_ptrs + (start + BLOCK_K // 4))
+        h2 = tl.load(h_ptrs + (start + BLOCK_K // 2))
+        h3 = tl.load(h_ptrs + (start + BLOCK_K // 4 * 3))
+        w0, w1, w2, w3 = unpack_e2m1(words, spread_scale(scale, BLOCK_N, BLOCK_K // 32, 8))
+        acc = tl.dot(w0, h0, acc)
+        acc = tl.dot(w1, h1, acc)
+        acc = tl.dot(w2, h2, acc)
+        acc = tl.dot(w3, h3, acc)
+    out_ptrs = out_ptr + pair[None, :] * HIDDEN + n[:, None]
+    tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=is_row[None, :] & (n < HIDDEN)[:, None])
+
+
+def experts_down(
+    h: torch.Tensor,
+    w2: torch.Tensor,
+    w2_scale: torch.Tensor,
+    tiles: Tiles,
+    *,
+    out_dtype: torch.dtype,
+    tile: MatmulTile,
+) -> torch.Tensor:
+    """Multiply the hidden values [pairs, padded intermediate_size] with w2 of their expert: [pairs, hidden_size].
+
+    Args:
+        h: as ``experts_up`` returns it.
+        w2: [num_experts, hidden_size, intermediate_size / 2] uint8, contiguous.
+        w2_scale: [num_experts, hidden_size, intermediate_size / 32] uint8, contiguous.
+        tiles: the pairs by expert, in tiles of ``tile.rows``.
+        out_dtype: bf16 or fp32; rounded once.
+        tile: of ``tiling.EXPERT_DOWN_TILES``.
+    """
+    hidden_size, depth = w2.shape[1], w2.shape[2] * 2
+    out = torch.empty((h.shape[0], hidden_size), dtype=out_dtype, device=h.device)
+    _experts_down_kernel[(triton.cdiv(hidden_size, tile.columns), tiles.expert.shape[0])](
+        h,
+        w2.view(torch.int16),
+        w2_scale,
+        tiles.expert,
+        tiles.count,
+        tiles.rows,
+        out,
+        HIDDEN=hidden_size,
+        K=depth,
+        PADDED_K=h.shape[1],
+        BLOCK_N=tile.columns,
+        BLOCK_M=tile.rows,
+        BLOCK_K=tiling.WORD_BLOCK_K,
+        NUM_STAGES=tile.num_stages,
+        num_warps=tile.num_warps,
+    )
+    return out

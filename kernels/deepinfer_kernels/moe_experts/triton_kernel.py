@@ -1,0 +1,46 @@
+"""The routed experts on an NVIDIA GPU."""
+
+import torch
+
+from deepinfer_kernels import tiling
+from deepinfer_kernels.linear.prepare_kernel import prepare_rows
+from deepinfer_kernels.linear.triton_kernel import tile_for
+from deepinfer_kernels.moe_experts.down_kernel import experts_down
+from deepinfer_kernels.moe_experts.route_kernel import route_pairs
+from deepinfer_kernels.moe_experts.up_kernel import experts_up
+
+
+def moe_experts_triton(
+    x: torch.Tensor,
+    topk_idx: torch.Tensor,
+    topk_weights: torch.Tensor,
+    w13: torch.Tensor,
+    w13_scale: torch.Tensor,
+    w2: torch.Tensor,
+    w2_scale: torch.Tensor,
+    *,
+    limit: float,
+    quantize_input: bool,
+) -> torch.Tensor:
+    """Run arguments ``moe_experts`` has already checked; fp32 ``x`` only with ``quantize_input``."""
+    num_tokens, top_k = topk_idx.shape
+    hidden_size, num_experts = x.shape[1], w13.shape[0]
+    if num_tokens == 0:
+        return torch.empty((0, top_k, hidden_size), dtype=x.dtype, device=x.device)
+    average = -(-num_tokens * top_k // num_experts)
+    up_tile = tile_for(tiling.EXPERT_TILES, average)
+    down_tile = tile_for(tiling.EXPERT_DOWN_TILES, average)
+    tiles = route_pairs(topk_idx.contiguous(), num_experts, up_tile.rows)
+    h = experts_up(
+        prepare_rows(x, codes=tiling.E2M1_CODES, quantize=quantize_input),
+        w13.contiguous(),
+        w13_scale.contiguous(),
+        topk_weights.contiguous(),
+        tiles,
+        limit=limit,
+        activation=x.dtype,
+        quantize=quantize_input,
+        tile=up_tile,
+    )
+    out = experts_down(h, w2.contiguous(), w2_scale.contiguous(), tiles, out_dtype=x.dtype, tile=down_tile)
+    return out.view(num_tokens, top_k, hidden_size)
