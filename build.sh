@@ -173,16 +173,16 @@ run_tests() {
         [[ $folder == *.dist-info/ ]] || packages+=("$folder")
     done
     say "== ruff check"
-    $VENV/bin/ruff check . || failed+=("ruff check")
+    $VENV/bin/ruff check . || failed+=(ruff-check)
     say "== ruff format"
-    $VENV/bin/ruff format --check . || failed+=("ruff format")
+    $VENV/bin/ruff format --check . || failed+=(ruff-format)
     say "== mypy"
     find "${SOURCES[@]}" -name '*.py' -not -path '*/.*' -print0 | xargs -0 $VENV/bin/mypy --strict || failed+=(mypy)
     say "== pytest, from the installed wheel"
     $VENV/bin/pytest -c pyproject.toml --rootdir . -o pythonpath= -m 'not gpu and not npu and not weights' \
         "${packages[@]}" "$@" || failed+=(pytest)
     if [ ${#failed[@]} -gt 0 ]; then
-        printf 'build.sh: failed:%s\n' "$(printf ' %s,' "${failed[@]}")" >&2
+        printf 'build.sh: failed:%s\n' "$(printf ' %s' "${failed[@]}")" >&2
         exit 1
     fi
 }

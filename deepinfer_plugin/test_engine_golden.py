@@ -1,6 +1,6 @@
 """Golden logits through vLLM's engine: one chunk, odd chunks, token by token, prefix hits; three arithmetics.
 
-All engines run one after another in one child. Tolerances are those of golden/README.md §5.
+All engines run in two children. Tolerances are those of golden/README.md §5.
 """
 
 from __future__ import annotations
@@ -151,10 +151,12 @@ Results = Mapping[str, RunResult]
 
 @pytest.fixture(scope="module")
 def results(checkpoint: CheckpointFixture) -> Results:
-    """All engines, in one child."""
+    """All engines, in two children."""
     if not SCENES:
         pytest.skip("no golden prefill or decode file, neither in shared/golden nor in deepinfer_plugin/golden")
-    return run_engines([scene.engine_run(str(checkpoint(scene.key.name, scene.key.seed))) for scene in SCENES])
+    return run_engines(
+        [scene.engine_run(str(checkpoint(scene.key.name, scene.key.seed))) for scene in SCENES], num_children=2
+    )
 
 
 def _errors(scene: Scene, results: Results) -> list[RowErrors]:

@@ -36,7 +36,11 @@ SCHEMA = {
     "additionalProperties": False,
 }
 GRAMMAR = 'root ::= "sum " digit "+" digit\ndigit ::= [0-9]'
-FLAGS = ("--block-size=32", "--max-num-seqs=64", '--structured-outputs-config={"disable_any_whitespace": true}')
+FLAGS = (
+    "--block-size=32",
+    "--max-num-seqs=64",
+    '--structured-outputs-config={"backend": "xgrammar", "disable_any_whitespace": true}',
+)
 
 
 def _request(name: str, /, max_tokens: int = NUM_OUTPUT, forced: tuple[int, ...] = (), **sampling: Any) -> Request:
@@ -50,7 +54,8 @@ def _sampled() -> list[Request]:
         _request("seed 11", **warm),
         _request("seed 11 again", **warm),
         _request("seed 12", temperature=1.0, seed=12),
-        _request("hot", temperature=50.0, seed=11),
+        _request("hot", temperature=2.0, seed=12),
+        _request("cold", temperature=0.01, seed=12),
         _request("two", n=2, **warm),
         _request("top_k", top_k=3, **warm),
         _request("top_k 1", top_k=1, **warm),
@@ -144,7 +149,12 @@ def test_greedy_takes_the_largest_logit(run: RunResult) -> None:
 def test_a_seed_fixes_the_tokens(run: RunResult) -> None:
     assert torch.equal(_tokens(run, "seed 11"), _tokens(run, "seed 11 again"))
     assert not torch.equal(_tokens(run, "seed 11"), _tokens(run, "seed 12"))
-    assert not torch.equal(_tokens(run, "seed 11"), _tokens(run, "hot"))
+
+
+def test_temperature_moves_draws_between_greedy_and_even(run: RunResult) -> None:
+    assert torch.equal(_tokens(run, "cold"), _tokens(run, "greedy"))
+    assert not torch.equal(_tokens(run, "seed 12"), _tokens(run, "greedy"))
+    assert not torch.equal(_tokens(run, "seed 12"), _tokens(run, "hot"))
 
 
 def test_n_gives_different_completions_of_one_prompt(run: RunResult) -> None:

@@ -1,6 +1,6 @@
 """One prompt keeps every bit of its fp32 logits: in any company, in odd chunks, after a hit, after a preemption.
 
-Runs in the served arithmetic (``ref``), all engines one after another in one child. Planted faults show that each
+Runs in the served arithmetic (``ref``), all engines in two children. Planted faults show that each
 comparison would notice; every mechanism is shown to have happened.
 """
 
@@ -128,9 +128,9 @@ def _faulty_runs(model: Path) -> list[EngineRun]:
 
 @pytest.fixture(scope="module")
 def results(checkpoint: CheckpointFixture) -> Results:
-    """All engines, in one child."""
+    """All engines, in two children."""
     runs = [run for name in NAMES for run in _runs(name, checkpoint(name, 0))]
-    return run_engines([*runs, *_faulty_runs(checkpoint("nano", 0))])
+    return run_engines([*runs, *_faulty_runs(checkpoint("nano", 0))], num_children=2)
 
 
 def _check(got: RequestResult, alone: RequestResult, label: str) -> None:

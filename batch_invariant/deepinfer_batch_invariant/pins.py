@@ -61,7 +61,7 @@ ENVIRONMENT_PINS: tuple[EnvironmentPin, ...] = (
     ),
     EnvironmentPin(
         name="NCCL_ALGO",
-        value="allreduce:tree",
+        value="ring,tree;allreduce:tree",
         devices=_CUDA,
         why="NCCL otherwise picks ring or tree, two orders of a sum, by message size",
     ),

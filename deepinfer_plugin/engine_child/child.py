@@ -159,12 +159,14 @@ class EngineDriver:
         self._engine.engine_core.shutdown()
 
     def _add(self, request: Request) -> None:
+        from vllm.exceptions import VLLMValidationError
+
         state = self._states[request.name] = _State()
         try:
             params = self._sampling_params(request)
             prompt = {"prompt_token_ids": list(request.tokens)}
             internal = self._engine.add_request(request.name, prompt, params, priority=request.priority)
-        except ValueError as error:
+        except (ValueError, VLLMValidationError) as error:
             state.error = str(error)
             return
         state.completions = [_Completion() for _ in range(params.n)]

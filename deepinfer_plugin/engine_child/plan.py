@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -104,7 +104,7 @@ class RunFacts:
     requests: Mapping[str, RequestFacts] = field(default_factory=dict)
 
 
-def runs_to_json(runs: tuple[EngineRun, ...]) -> list[dict[str, Any]]:
+def runs_to_json(runs: Sequence[EngineRun]) -> list[dict[str, Any]]:
     """Plain values of a plan."""
     return [{**asdict(run), "arithmetic": run.arithmetic.value} for run in runs]
 
@@ -113,16 +113,23 @@ def runs_from_json(values: list[dict[str, Any]]) -> tuple[EngineRun, ...]:
     """The plan that ``runs_to_json`` wrote.
 
     Raises:
-        InputError: a name is used twice, or a field is missing or unknown.
+        InputError: a field is missing or unknown.
     """
     try:
-        runs = tuple(_run(value) for value in values)
+        return tuple(_run(value) for value in values)
     except (TypeError, ValueError, KeyError) as error:
         raise InputError(f"engine plan: a field is wrong ({error}), expected what runs_to_json writes") from None
+
+
+def check_names(runs: Sequence[EngineRun]) -> None:
+    """Refuse a plan whose results would overwrite each other.
+
+    Raises:
+        InputError: two engines, or two requests of one engine, have one name.
+    """
     _require_unique("engine", [run.name for run in runs])
     for run in runs:
         _require_unique(f"engine {run.name}: request", [item.name for action in run.actions for item in action.add])
-    return runs
 
 
 def facts_from_json(value: Mapping[str, Any]) -> RunFacts:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,6 +21,7 @@ from deepinfer_plugin.engine_child.plan import (
     EngineRun,
     RequestFacts,
     RunFacts,
+    check_names,
     facts_from_json,
     runs_to_json,
 )
@@ -58,44 +61,73 @@ class RunResult:
     requests: dict[str, RequestResult]
 
 
+class _Child:
+    """One child process on its part of the plan; leaving the context stops it if it still runs."""
+
+    def __init__(self, runs: Sequence[EngineRun], folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._log, self._out = folder / "child.log", folder / "results.safetensors"
+        plan = folder / "plan.json"
+        plan.write_text(json.dumps(runs_to_json(runs)), encoding="utf-8")
+        self._command = [sys.executable, "-m", "deepinfer_plugin.engine_child.child", str(plan), str(self._out)]
+
+    def __enter__(self) -> _Child:
+        environment = envs.child_environment({"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"})
+        with open(self._log, "wb") as log:
+            self._process = subprocess.Popen(
+                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment
+            )
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+    def results(self, deadline_s: float) -> dict[str, RunResult]:
+        """Wait for the child and read what it wrote."""
+        try:
+            code = self._process.wait(timeout=max(deadline_s - time.monotonic(), 0.0))
+        except subprocess.TimeoutExpired:
+            raise EngineError(self._with_tail("engine child: was too slow and is stopped")) from None
+        if code != 0:
+            raise EngineError(self._with_tail(f"engine child: ended with exit code {code}"))
+        return _read(self._out)
+
+    def _with_tail(self, text: str) -> str:
+        lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL_LINES:]
+        return "\n".join([f"{text}; its log ends", *lines])
+
+
 def run_engines(
-    runs: Sequence[EngineRun], folder: Path | None = None, timeout_s: float = 900.0
+    runs: Sequence[EngineRun], folder: Path | None = None, *, num_children: int = 1, timeout_s: float = 1200.0
 ) -> dict[str, RunResult]:
-    """Run the engines one after another in one child process.
+    """Run every engine of a plan; each child runs its share one after another.
 
     Args:
         runs: what to run.
-        folder: where plan, log and results are kept; None takes a temporary one.
-        timeout_s: for the whole child.
+        folder: where plans, logs and results are kept; None takes a temporary one.
+        num_children: processes at the same time; each pays for vLLM's import once and uses one core.
+        timeout_s: for all of them.
 
     Raises:
-        EngineError: the child ended with an error or was too slow; the text carries the end of its log.
+        EngineError: a child ended with an error or was too slow; the text carries the end of its log.
+        InputError: a name is used twice.
     """
     if folder is None:
         with TemporaryDirectory(prefix="deepinfer-engine-") as temporary:
-            return run_engines(runs, Path(temporary), timeout_s)
-    plan, out, log = folder / "plan.json", folder / "results.safetensors", folder / "child.log"
-    plan.write_text(json.dumps(runs_to_json(tuple(runs))), encoding="utf-8")
-    command = [sys.executable, "-m", "deepinfer_plugin.engine_child.child", str(plan), str(out)]
-    environment = envs.child_environment({"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"})
-    with open(log, "wb") as sink:
-        try:
-            code = subprocess.run(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=sink,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                timeout=timeout_s,
-                check=False,
-            ).returncode
-        except subprocess.TimeoutExpired:
-            code = None
-    if code != 0:
-        ending = f"ended with exit code {code}" if code is not None else f"was stopped after {timeout_s:.0f} s"
-        tail = log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL_LINES:]
-        raise EngineError(f"engine child: {ending}; its log ends\n" + "\n".join(tail))
-    return _read(out)
+            return run_engines(runs, Path(temporary), num_children=num_children, timeout_s=timeout_s)
+    check_names(runs)
+    deadline_s = time.monotonic() + timeout_s
+    found: dict[str, RunResult] = {}
+    with ExitStack() as stack:
+        parts = [runs[first::num_children] for first in range(num_children)]
+        children = [
+            stack.enter_context(_Child(part, folder / f"child-{number}")) for number, part in enumerate(parts) if part
+        ]
+        for child in children:
+            found.update(child.results(deadline_s))
+    return {run.name: found[run.name] for run in runs}
 
 
 def _read(path: Path) -> dict[str, RunResult]:

@@ -35,7 +35,9 @@ RESTRICTED: Mapping[str, Any] = {
     "min_tokens": 3,
     "seed": SEED,
 }
+FREE: Mapping[str, Any] = {"temperature": 1.0, "seed": SEED}  # needs no processing, alone nothing is processed
 FLAT: Mapping[str, Any] = {"temperature": 2.0, "seed": SEED}  # as flat as vLLM allows: the noise decides most
+PLAIN: Mapping[str, Mapping[str, Any]] = {"free": FREE, "greedy": {}}
 INDEPENDENT = 0.12  # answers that share no noise agree at fewer places
 # What neighbours ask for: every stage of the sampler that a batch could switch on for all.
 NEIGHBOURS: tuple[Mapping[str, Any], ...] = (
@@ -95,10 +97,10 @@ def _engine(name: str, model: Path, actions: list[Action], *flags: str, fault: s
 
 
 def _runs(model: Path) -> list[EngineRun]:
-    alone = Action(add=(_watched("alone"),))
+    alone = [Action(add=(_watched("alone"),)), *(Action(add=(_watched(f"{k} alone", v),)) for k, v in PLAIN.items())]
     amid = _crowd("amid")
     company = [
-        Action(add=(*amid[:3], _watched("amid"), *amid[3:])),
+        Action(add=(*amid[:3], _watched("amid"), *amid[3:], *(_watched(f"{k} amid", v) for k, v in PLAIN.items()))),
         Action(add=_crowd("late"), steps=4),
         Action(add=(_watched("late"),)),
     ]
@@ -110,10 +112,10 @@ def _runs(model: Path) -> list[EngineRun]:
     small = ("--max-model-len=128", "--max-num-batched-tokens=128", "--num-gpu-blocks-override=48")
     chunked = Action(add=(_watched("chunked"), *_crowd("chunked")[:2]))
     return [
-        _engine("company", model, [alone, *company, *_streams()]),
+        _engine("company", model, [*alone, *company, *_streams()]),
         _engine("chunked", model, [chunked], "--max-num-batched-tokens=11", "--max-num-seqs=8"),
         _engine("pool", model, [Action(add=(preempted,), steps=2), Action(add=others)], *small, PRIORITY),
-        _engine("processed", model, [alone, *company], "--logprobs-mode=processed_logprobs"),
+        _engine("processed", model, [*alone, *company], "--logprobs-mode=processed_logprobs"),
         _engine("no prompt", model, _streams(), fault="prompt_left_out"),
         _engine("no position", model, _streams(), fault="position_left_out"),
     ]
@@ -184,6 +186,13 @@ def test_company_changes_no_token_and_no_score(run: str, scene: str, results: Re
     shared = [step for step in results[run].facts.steps if scene in step and len(step) > 3]
     assert len(shared) >= 5, "the request had company in too few steps"
     _check(results[run].requests[scene], results[run].requests["alone"], f"{run}, {scene}")
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+@pytest.mark.parametrize("run", ["company", "processed"])
+def test_processing_for_neighbours_changes_no_bit_of_a_plain_request(run: str, kind: str, results: Results) -> None:
+    requests = results[run].requests
+    _check(requests[f"{kind} amid"], requests[f"{kind} alone"], f"{run}, {kind}")
 
 
 def test_the_draw_is_no_greedy_choice(results: Results) -> None:

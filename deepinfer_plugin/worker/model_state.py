@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.config import VllmConfig
+from vllm.logger import init_logger
 from vllm.v1.core.sched.output import NewRequestData
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.worker.gpu.block_table import BlockTables
@@ -18,6 +19,8 @@ from deepinfer_plugin.worker.startup_proof import prove_forward
 
 if TYPE_CHECKING:
     from deepinfer_plugin.model.flash import DeepseekV41ForCausalLM
+
+logger = init_logger(f"vllm.{__name__}")
 
 
 def lookback_ids(
@@ -46,7 +49,8 @@ def lookback_ids(
     num_tokens = input_ids.shape[0]
     rows = torch.arange(num_tokens, device=input_ids.device)
     ends = query_start_loc[1:]
-    req_idx = torch.searchsorted(ends, rows.to(ends.dtype), right=True).clamp_max_(ends.shape[0] - 1)
+    # a padded graph has more rows than requests; its surplus rows read the last request and are never used
+    req_idx = torch.searchsorted(ends, rows.to(ends.dtype), right=True).clamp_max_(idx_mapping.shape[0] - 1)
     shift = torch.arange(1, depth + 1, device=input_ids.device)
     position = positions[:, None] - shift  # [num_tokens, depth]
     row = rows[:, None] - shift
@@ -83,8 +87,16 @@ class DeepInferModelState(DefaultModelState):
     def add_request(self, req_index: int, new_req_data: NewRequestData) -> None:
         """Called for a new request and again for one that resumes after preemption, with the same prompt."""
         super().add_request(req_index, new_req_data)
-        if self._sampler is not None and new_req_data.prompt_token_ids is not None:
-            self._sampler.set_prompt(req_index, new_req_data.prompt_token_ids)
+        if self._sampler is None:
+            return
+        self._sampler.set_prompt(req_index, new_req_data.prompt_token_ids or ())
+        params = new_req_data.sampling_params
+        is_warm_up = new_req_data.req_id.startswith("_warmup_")
+        if params is not None and params.seed is None and params.temperature > 0.0 and not is_warm_up:
+            logger.warning_once(
+                "sampling: a request came without a seed, expected one from the front end; its answer cannot be "
+                "repeated; serve through vLLM's Python front end, which draws a seed and returns it"
+            )
 
     def initialize_kv_cache(self, kv_cache_config: KVCacheConfig, block_tables: BlockTables) -> None:
         super().initialize_kv_cache(kv_cache_config, block_tables)

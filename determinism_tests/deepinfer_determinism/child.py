@@ -14,13 +14,18 @@ from collections import defaultdict
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from deepinfer_determinism.engine_facts import CAPTURED_SIZES, CONCURRENT_BATCHES
 from deepinfer_determinism.schedule import Schedule, plan_from_json
 from deepinfer_plugin import envs
 from deepinfer_plugin.engine_child.plan import FACTS_KEY
 from deepinfer_plugin.platforms.detect import platform_class
 
+if TYPE_CHECKING:
+    from deepinfer_plugin.engine_child.child import EngineDriver
+
+ENGINE_KEY = "engine"  # of the metadata: what vLLM's configuration became, see ``_engine_facts``
 REACHED_KEY = "reached"  # of the metadata: [below, above] by threshold
 CPU_KEY = "cpu_s"  # of the metadata: processor seconds of this schedule
 
@@ -57,14 +62,27 @@ def run_schedule(schedule: Schedule, out: Path) -> None:
             calls[path] += counter.calls
         facts = driver.facts(started_s - begin_s, time.monotonic() - started_s, dict(calls))
         arrays = driver.arrays(run.name)
+        engine = _engine_facts(driver)
     metadata = {
         FACTS_KEY: json.dumps(asdict(facts)),
+        ENGINE_KEY: json.dumps(engine),
         REACHED_KEY: json.dumps(reached),
         CPU_KEY: json.dumps(time.process_time() - begin_cpu_s),
     }
     partial = out.with_suffix(".partial")
     save_file(arrays, partial, metadata=metadata)
     partial.replace(out)
+
+
+def _engine_facts(driver: EngineDriver) -> dict[str, int]:
+    """Counts by name that vLLM's configuration fixes, whatever was asked for."""
+    config = driver._engine.vllm_config
+    has_graphs = bool(config.compilation_config.cudagraph_mode) and not config.model_config.enforce_eager
+    sizes = config.compilation_config.cudagraph_capture_sizes or []
+    return {
+        CONCURRENT_BATCHES: int(config.max_concurrent_batches),
+        CAPTURED_SIZES: len(sizes) if has_graphs else 0,
+    }
 
 
 def _observed() -> AbstractContextManager[dict[str, list[int]]]:

@@ -16,7 +16,7 @@ from types import TracebackType
 import torch
 from safetensors import safe_open
 
-from deepinfer_determinism.child import CPU_KEY, REACHED_KEY, result_path
+from deepinfer_determinism.child import CPU_KEY, ENGINE_KEY, REACHED_KEY, result_path
 from deepinfer_determinism.schedule import SMALL_CHECKPOINTS, Schedule, plan_to_json
 from deepinfer_plugin import envs
 from deepinfer_plugin.engine_child.plan import FACTS_KEY, RunFacts, facts_from_json
@@ -35,6 +35,7 @@ class ScheduleResult:
         schedule: what was run.
         facts: what the scheduler did.
         requests: rows and tokens by request.
+        engine: what vLLM's configuration became, counts by name.
         reached: per threshold how often the quantity stayed below it and how often it reached it.
         cpu_s: processor seconds of the child, start of the engine included.
     """
@@ -42,6 +43,7 @@ class ScheduleResult:
     schedule: Schedule
     facts: RunFacts
     requests: Mapping[str, RequestResult]
+    engine: Mapping[str, int]
     reached: Mapping[str, tuple[int, int]]
     cpu_s: float
 
@@ -152,6 +154,7 @@ def _read(path: Path, schedule: Schedule) -> ScheduleResult:
         schedule=schedule,
         facts=facts,
         requests=requests,
+        engine=json.loads(metadata[ENGINE_KEY]),
         reached={name: (below, above) for name, (below, above) in json.loads(metadata[REACHED_KEY]).items()},
         cpu_s=float(json.loads(metadata[CPU_KEY])),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,14 @@ from deepinfer_determinism.engine import ScheduleResult, run_schedules
 from deepinfer_determinism.replay import Pair, named, save_pair, say_first
 from deepinfer_determinism.row_hashes import PROBE, RowHashes, Target
 from deepinfer_determinism.schedule import Schedule, load
-from deepinfer_determinism.shrink import Budget, shrink
+from deepinfer_determinism.shrink import Budget, chained, shrink
+from deepinfer_determinism.workload import base_name
 from deepinfer_kernels.errors import DeepInferError
 from deepinfer_plugin.cli.console import say
 from deepinfer_plugin.errors import SettingError
 
 NO_DIFFERENCE, DIFFERENCE = 0, 1
+PROBED_A, PROBED_B = "A probed", "B probed"
 SHOWN = 6  # differing elements of a row that are printed
 
 
@@ -66,7 +68,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("schedule_b", type=Path, metavar="SCHEDULE_B", help="stored schedule with the same requests")
     parser.add_argument("--out", type=Path, default=Path("located.json"), help="for replay (default located.json)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default cpu)")
-    parser.add_argument("--engines", type=int, default=80, help="most engines started to shrink (default 80)")
+    parser.add_argument("--engines", type=int, default=40, help="most engines started to shrink (default 40)")
     parser.set_defaults(run=run)
 
 
@@ -93,21 +95,25 @@ def examine(pair: Pair, device: str) -> tuple[Comparison, Parting | None]:
     """Compare the pair, after proof that the probes change no bit, and find the first operation that differs.
 
     Raises:
-        InputError: the schedules share no request with the same tokens.
+        InputError: the schedules share no request.
         ProbeError: with probes A gives other bits than without.
     """
+    plain = [named(pair.a, "A"), named(pair.a, "A again"), named(pair.b, "B")]
+    results, parting = _look(pair, plain, device)
+    _prove(pair.a, results)
+    comparison = pair.compare(results["A"], results["B"])
+    if comparison.differences == 0 or parting is None:
+        return comparison, None
+    return comparison, _with_values(pair, parting, device)
+
+
+def _look(pair: Pair, plain: Sequence[Schedule], device: str) -> tuple[dict[str, ScheduleResult], Parting | None]:
+    """Run both schedules with probes, after others without, in one child."""
     with tempfile.TemporaryDirectory(prefix="deepinfer-locate-") as folder:
-        probed_a, a_file = probed(pair.a, "A probed", Path(folder))
-        probed_b, b_file = probed(pair.b, "B probed", Path(folder))
-        plain_b = named(pair.b, "B")
-        plan = [named(pair.a, "A"), named(pair.a, "A again"), probed_a, plain_b, probed_b]
-        results = run_schedules(plan, device)
-        _prove(pair.a, results)
-        comparison = pair.compare(results["A"], results["B"])
-        if comparison.differences == 0:
-            return comparison, None
-        parting = first_parting(row_hashes.read(a_file), row_hashes.read(b_file), pair.shared)
-        return comparison, None if parting is None else _with_values(pair, parting, device)
+        probed_a, a_file = probed(pair.a, PROBED_A, Path(folder))
+        probed_b, b_file = probed(pair.b, PROBED_B, Path(folder))
+        results = run_schedules([*plain, probed_a, probed_b], device)
+        return results, first_parting(row_hashes.read(a_file), row_hashes.read(b_file), pair.shared)
 
 
 def probed(schedule: Schedule, name: str, folder: Path, target: Target | None = None) -> tuple[Schedule, Path]:
@@ -201,49 +207,63 @@ def _prove(a: Schedule, results: dict[str, ScheduleResult]) -> None:
     if again.differences > 0:
         say(f"A does not even repeat: {again.differences} of {again.rows} rows differ between two runs of it")
         return
-    seen = itself.compare(results["A"], results["A probed"])
+    seen = itself.compare(results["A"], results[PROBED_A])
     if seen.first is not None:
         raise ProbeError(
             f"locate: the probes change {seen.differences} of {seen.rows} rows of A, first request "
             f"{seen.first.request!r} position {seen.first.position}, expected none; what they show cannot be trusted"
         )
-    calls = sum(count for path, count in results["A probed"].facts.fault_calls.items() if path.startswith(PROBE))
+    calls = sum(count for path, count in results[PROBED_A].facts.fault_calls.items() if path.startswith(PROBE))
     say(f"probes: A run twice without and once with them gives the same bits ({again.rows} rows, {calls} hashes)")
 
 
 def _shrink(pair: Pair, comparison: Comparison, parting: Parting | None, arguments: argparse.Namespace) -> None:
-    """Store every smaller pair that still parts; Ctrl-C leaves the smallest so far in the file."""
-    budget = Budget(arguments.engines)
+    """Store every smaller pair that still parts; Ctrl-C leaves the smallest so far in the file.
 
-    def part(candidates: Sequence[Pair]) -> list[bool]:
-        return parting_pairs(candidates, arguments.device)
-
-    smallest = pair
+    Candidates are tried one after another in two engines; the smallest is run again in engines of its own, and where it
+    parts no more the one before it is taken.
+    """
+    assert comparison.first is not None
+    target = base_name(comparison.first.request.partition("[")[0])
+    found = _found(comparison, parting)
+    budget, path = Budget(arguments.engines), [pair]
     try:
-        for smaller in shrink(pair, part, budget):
-            smallest = smaller
-            save_pair(replace(smaller, found=_found(comparison, parting)), arguments.out)
+        for smaller in shrink(pair, target, lambda pairs: parting_pairs(pairs, arguments.device), budget):
+            path.append(smaller)
+            save_pair(replace(smaller, found=found), arguments.out)
+            say(f"still differs: {smaller.size}")
+        while len(path) > 1:
+            results, parting = _look(path[-1], (), arguments.device)
+            comparison = path[-1].compare(results[PROBED_A], results[PROBED_B])
+            if comparison.differences > 0:
+                parting = parting and _with_values(path[-1], parting, arguments.device)
+                break
+            say(f"differs no more in engines of its own: {path.pop().size}")
     except KeyboardInterrupt:
-        say(f"interrupted: the smallest pair so far ({smallest.size}) is kept in {arguments.out}")
+        say(f"interrupted: the smallest pair so far ({path[-1].size}) is kept in {arguments.out}")
         raise
-    say(f"smallest pair that still differs: {smallest.size} ({budget.spent} engines started)")
-    if smallest is not pair:
-        comparison, parting = examine(smallest, arguments.device)
+    if len(path) > 1:
+        found = _found(comparison, parting)
         _say_parting(parting)
-        save_pair(replace(smallest, found=_found(comparison, parting)), arguments.out)
+    save_pair(replace(path[-1], found=found), arguments.out)
+    say(f"smallest pair that still differs: {path[-1].size} ({budget.spent} engines started)")
     say(f"python -m deepinfer_determinism replay {arguments.out}")
 
 
 def parting_pairs(candidates: Sequence[Pair], device: str) -> list[bool]:
-    """Whether each pair differs; all engines run in one child."""
-    plan: list[Schedule] = []
-    for number, candidate in enumerate(candidates):
-        plan += [named(candidate.a, f"{number} A"), named(candidate.b, f"{number} B")]
-    results = run_schedules(plan, device)
+    """Whether each pair differs; all of them run one after another in two engines of one child."""
+    a, a_names = chained([candidate.a for candidate in candidates], "A")
+    b, b_names = chained([candidate.b for candidate in candidates], "B")
+    results = run_schedules([a, b], device)
     return [
-        candidate.compare(results[f"{number} A"], results[f"{number} B"]).differences > 0
+        candidate.compare(_part(results["A"], a_names[number]), _part(results["B"], b_names[number])).differences > 0
         for number, candidate in enumerate(candidates)
     ]
+
+
+def _part(result: ScheduleResult, names: Mapping[str, str]) -> ScheduleResult:
+    """Results of one of the chained schedules under its own names."""
+    return replace(result, requests={name: result.requests[chained_name] for name, chained_name in names.items()})
 
 
 def _found(comparison: Comparison, parting: Parting | None) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from deepinfer_determinism.engine import ScheduleResult
+from deepinfer_determinism.engine_facts import CAPTURED_SIZES, CONCURRENT_BATCHES
 
 REQUESTS_IN_ONE_STEP = "requests in one step"
 MIXED_STEPS = "steps that mix prompt and output tokens"
@@ -192,4 +193,6 @@ COUNTERS: Mapping[str, Callable[[ScheduleResult], int]] = {
     FORCED: lambda result: sum(len(request.forced) for request in result.schedule.requests.values()),
     KINDS_OF_LOGPROBS: lambda result: len(set(_sampling(result, "logprobs"))),
     LOST_HITS: _lost_hits,
+    CONCURRENT_BATCHES: lambda result: result.engine[CONCURRENT_BATCHES],
+    CAPTURED_SIZES: lambda result: result.engine[CAPTURED_SIZES],
 }

@@ -382,15 +382,16 @@ RELATIONS: tuple[Relation, ...] = (
         name="async scheduling",
         promise="asynchronous scheduling",
         actions=_arrival,
-        required={m.MIXED_STEPS: 6},
+        required={m.MIXED_STEPS: 6, m.CONCURRENT_BATCHES: 2},
         flags=("--async-scheduling",),
+        not_on={"cpu": "vLLM runs one batch at a time on the CPU and turns asynchronous scheduling off"},
     ),
     Relation(
         name="graphs",
         promise="captured graphs instead of eager steps",
         actions=_arrival,
-        required={m.MIXED_STEPS: 6},
-        not_on=_CPU_EAGER,
+        required={m.MIXED_STEPS: 6, m.CAPTURED_SIZES: 1},
+        not_on={"cpu": "the CPU lane has no graphs: every step is eager"},
     ),
 )
 BY_NAME: Mapping[str, Relation] = {relation.name: relation for relation in RELATIONS}

@@ -58,9 +58,10 @@ class Pair:
     def size(self) -> str:
         """How much is left, in words."""
         requests = {**self.a.requests, **self.b.requests}
+        num_requests = len({base_name(name) for name in requests})
         longest = max((len(request.tokens) for request in requests.values()), default=0)
         actions = max(len(schedule.run.actions) for schedule in (self.a, self.b))
-        return f"{len(requests)} requests, longest prompt {longest}, {actions} actions"
+        return f"{num_requests} requests, longest prompt {longest}, {actions} actions"
 
 
 def named(schedule: Schedule, name: str) -> Schedule:

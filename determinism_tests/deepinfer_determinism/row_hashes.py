@@ -45,7 +45,7 @@ def row_hash(x: torch.Tensor, *, operation: str = "") -> torch.Tensor:
     """
     rows = x.reshape(x.shape[0], -1)
     if operation in SLOT_OPERATIONS:
-        rows = (rows >= 0).to(torch.uint8)
+        rows = rows >= 0
     is_filler = rows == -torch.inf if operation in OPEN_ENDED else None
     if rows.dtype is torch.bool:
         rows = rows.to(torch.uint8)
@@ -187,7 +187,7 @@ class Recorder:
         buffer.values[:expected].copy_(row_hash(result, operation=operation))
         self.calls += 1
         if self.target is not None and self.captured is None and key == self.target.operation:
-            self._capture(result, domain)
+            self._capture(result >= 0 if operation in SLOT_OPERATIONS else result, domain)
 
     def _start(self, num_rows: int, max_rows: int) -> None:
         self._num_rows, self._max_rows = num_rows, max_rows

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from deepinfer_determinism.replay import Pair
@@ -11,7 +11,8 @@ from deepinfer_determinism.workload import base_name
 from deepinfer_plugin.engine_child.plan import Action, Request
 
 Test = Callable[[Sequence[Pair]], list[bool]]  # which of the pairs part; asked for several at once
-BATCH = 6  # pairs tried in one child, so that its start is paid once
+BATCH = 24  # pairs tried in one pair of engines
+ENGINES_PER_BATCH = 2
 
 
 @dataclass(slots=True)
@@ -21,29 +22,53 @@ class Budget:
     engines: int
     spent: int = 0
 
-    @property
-    def is_spent(self) -> bool:
-        return self.spent + 2 > self.engines
-
     def first(self, candidates: Sequence[Pair], test: Test) -> Pair | None:
         """The first candidate that parts, as far as the budget reaches."""
         for start in range(0, len(candidates), BATCH):
-            batch = candidates[start : start + min(BATCH, (self.engines - self.spent) // 2)]
-            if self.is_spent or not batch:
+            if self.spent + ENGINES_PER_BATCH > self.engines:
                 return None
-            self.spent += 2 * len(batch)
+            self.spent += ENGINES_PER_BATCH
+            batch = candidates[start : start + BATCH]
             for candidate, parts in zip(batch, test(batch), strict=True):
                 if parts:
                     return candidate
         return None
 
 
-def shrink(pair: Pair, test: Test, budget: Budget) -> Iterator[Pair]:
-    """Every smaller pair found on the way; the last is the smallest. ``pair`` itself parts and is not yielded."""
+def shrink(pair: Pair, target: str, test: Test, budget: Budget) -> Iterator[Pair]:
+    """Every smaller pair found on the way; the last is the smallest.
+
+    Args:
+        pair: parts at the request ``target``; is not yielded itself.
+        target: base name of the request that every smaller pair keeps.
+        test: tells which pairs part.
+        budget: of engines.
+    """
     for stage in (_fewer_requests, _shorter_prompts, _fewer_outputs, _fewer_actions):
-        for smaller in stage(pair, test, budget):
+        for smaller in stage(pair, target, test, budget):
             pair = smaller
             yield pair
+
+
+def chained(schedules: Sequence[Schedule], name: str) -> tuple[Schedule, list[Mapping[str, str]]]:
+    """Schedules of one engine after each other in it, each with an empty prefix cache.
+
+    Returns:
+        The schedule, and for each part the new name of each of its requests.
+    """
+    actions: list[Action] = []
+    faults: dict[int, tuple[str, ...]] = {}
+    names: list[Mapping[str, str]] = []
+    for number, schedule in enumerate(schedules):
+        renamed = {request: f"{number}.{request}" for request in schedule.requests}
+        faults |= {len(actions) + index: paths for index, paths in schedule.action_faults.items()}
+        for action in schedule.run.actions:
+            add = tuple(replace(request, name=renamed[request.name]) for request in action.add)
+            actions.append(replace(action, add=add, abort=tuple(renamed[request] for request in action.abort)))
+        actions += [Action(abort=tuple(renamed.values())), Action(reset_prefix_cache=True)]
+        names.append(renamed)
+    run = replace(schedules[0].run, name=name, actions=tuple(actions))
+    return replace(schedules[0], run=run, action_faults=faults), names
 
 
 def keep_requests(pair: Pair, names: frozenset[str]) -> Pair:
@@ -84,53 +109,72 @@ def _names(pair: Pair) -> list[str]:
     return list(dict.fromkeys(base_name(name) for name in (*pair.a.requests, *pair.b.requests)))
 
 
-def _fewer_requests(pair: Pair, test: Test, budget: Budget) -> Iterator[Pair]:
-    """Delta debugging: keep one part, else drop one part, else cut finer."""
-    num_parts = 2
-    while len(names := _names(pair)) > 1 and not budget.is_spent:
-        num_parts = min(num_parts, len(names))
-        size = -(-len(names) // num_parts)
-        parts = [frozenset(names[start : start + size]) for start in range(0, len(names), size)]
-        rests = [frozenset(names) - part for part in parts] if len(parts) > 2 else []
-        candidates = [keep_requests(pair, part) for part in (*parts, *rests) if part]
-        found = budget.first([candidate for candidate in candidates if candidate.shared], test)
-        if found is not None:
-            num_parts = max(2, num_parts - 1) if len(_names(found)) > size else 2
-            pair = found
-            yield pair
-        elif num_parts < len(names):
-            num_parts = 2 * num_parts
-        else:
+def _fewer_requests(pair: Pair, target: str, test: Test, budget: Budget) -> Iterator[Pair]:
+    """Delta debugging on the others: none of them, parts, all but a part; the smallest that parts, until none does."""
+    while others := [name for name in _names(pair) if name != target]:
+        kept: dict[frozenset[str], None] = {frozenset(): None}
+        num_parts = 2
+        while num_parts < 2 * len(others):
+            size = -(-len(others) // min(num_parts, len(others)))
+            for start in range(0, len(others), size):
+                part = frozenset(others[start : start + size])
+                kept |= {part: None, frozenset(others) - part: None}
+            num_parts *= 2
+        smallest_first = sorted(kept, key=len)
+        candidates = [keep_requests(pair, names | {target}) for names in smallest_first if len(names) < len(others)]
+        found = budget.first(candidates, test)
+        if found is None:
             return
+        pair = found
+        yield pair
 
 
-def _shorter_prompts(pair: Pair, test: Test, budget: Budget) -> Iterator[Pair]:
-    """Cut each prompt at its end to the shortest of some lengths, until none gets shorter."""
+def _shorter_prompts(pair: Pair, target: str, test: Test, budget: Budget) -> Iterator[Pair]:
+    """Cut prompts at their ends, to the shortest length of a list that parts: all of them alike, then each."""
+    candidates = [_all_cut(pair, n) for n in _smaller(max(len(_request(pair, name).tokens) for name in _names(pair)))]
+    found = budget.first(candidates, test)
+    if found is not None:
+        pair = found
+        yield pair
     for name in sorted(_names(pair), key=lambda name: -len(_request(pair, name).tokens)):
-        while True:
-            length = len(_request(pair, name).tokens)
-            lengths = sorted({1, length // 4, length // 2, 3 * length // 4, length - 1} - {0, length})
-            candidates = [change_request(pair, name, _cut(count)) for count in lengths if 0 < count < length]
-            found = budget.first(candidates, test)
-            if found is None:
-                break
+        candidates = [change_request(pair, name, _cut(n)) for n in _smaller(len(_request(pair, name).tokens))]
+        found = budget.first(candidates, test)
+        if found is not None:
             pair = found
             yield pair
+
+
+def _smaller(count: int) -> list[int]:
+    """Numbers below ``count``, ascending: all small ones, some of the larger ones."""
+    steps = {*range(1, 9), *(2**k for k in range(3, 20)), *(3 * 2**k for k in range(2, 20)), count // 2, count - 1}
+    return sorted(step for step in steps if 0 < step < count)
+
+
+def _all_cut(pair: Pair, length: int) -> Pair:
+    for name in _names(pair):
+        pair = change_request(pair, name, _cut(length))
+    return pair
 
 
 def _cut(length: int) -> Callable[[Request], Request]:
     return lambda request: replace(request, tokens=request.tokens[:length])
 
 
-def _fewer_outputs(pair: Pair, test: Test, budget: Budget) -> Iterator[Pair]:
-    for name in _names(pair):
-        while True:
-            total = _num_outputs(_request(pair, name))
-            counts = sorted({1, total // 4, total // 2, total - 1} - {0, total})
-            candidates = [change_request(pair, name, _outputs(count)) for count in counts if 0 < count < total]
-            found = budget.first(candidates, test)
-            if found is None:
-                break
+def _fewer_outputs(pair: Pair, target: str, test: Test, budget: Budget) -> Iterator[Pair]:
+    """First one output for every request, then fewer for each."""
+    names = _names(pair)
+    least = pair
+    for name in names:
+        least = change_request(least, name, _outputs(1))
+    if least != pair:
+        found = budget.first([least], test)
+        if found is not None:
+            yield found
+            return
+    for name in names:
+        counts = _smaller(_num_outputs(_request(pair, name)))
+        found = budget.first([change_request(pair, name, _outputs(count)) for count in counts], test)
+        if found is not None:
             pair = found
             yield pair
 
@@ -143,16 +187,18 @@ def _outputs(count: int) -> Callable[[Request], Request]:
     return lambda request: replace(request, forced=request.forced[: max(count - 1, 0)], max_tokens=count)
 
 
-def _fewer_actions(pair: Pair, test: Test, budget: Budget) -> Iterator[Pair]:
-    """Drop actions that add nothing, all at once or one by one, and bounds on steps."""
-    emptied = Pair(a=_without_empty(pair.a), b=_without_empty(pair.b))
-    candidates = [] if emptied == pair else [emptied]
-    for index in range(max(len(schedule.run.actions) for schedule in (pair.a, pair.b))):
-        candidates.append(Pair(a=_merged(pair.a, index), b=_merged(pair.b, index)))
-    found = budget.first([candidate for candidate in candidates if candidate != pair], test)
-    if found is not None:
-        yield found
-        yield from _fewer_actions(found, test, budget)
+def _fewer_actions(pair: Pair, target: str, test: Test, budget: Budget) -> Iterator[Pair]:
+    """Drop actions that add nothing, or join two, until nothing gets smaller."""
+    while True:
+        candidates = [Pair(a=_without_empty(pair.a), b=_without_empty(pair.b))]
+        for index in range(max(len(schedule.run.actions) for schedule in (pair.a, pair.b))):
+            candidates.append(Pair(a=_merged(pair.a, index), b=_merged(pair.b, index)))
+        here = Pair(a=pair.a, b=pair.b)
+        found = budget.first([candidate for candidate in candidates if candidate != here], test)
+        if found is None:
+            return
+        pair = found
+        yield pair
 
 
 def _without_empty(schedule: Schedule) -> Schedule:

@@ -13,6 +13,7 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.compiler import compile as triton_compile
+from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -87,5 +88,6 @@ def compile_launch(launch: Launch, capability: int) -> Any:
         else:
             raise AssertionError(f"{launch.name}: {parameter.name} is {type(value)}")
         signature[parameter.name] = kind
-    source = ASTSource(fn=launch.kernel, signature=signature, constexprs=constants, attrs=attributes)
+    make_source = GluonASTSource if isinstance(launch.kernel, GluonJITFunction) else ASTSource
+    source = make_source(fn=launch.kernel, signature=signature, constexprs=constants, attrs=attributes)
     return triton_compile(source, target=GPUTarget("cuda", capability, _WARP_SIZE), options=launch.options)

@@ -75,19 +75,19 @@ class MatmulTile:
     """How one matrix product is cut. Any member of a family gives the same bits: K is walked in ascending order."""
 
     rows: int  # rows of x (tokens)
-    columns: int  # rows of the weight (outputs); for the experts' first product, of gate and of up each
+    columns: int  # rows of the weight (outputs); in the experts' first product half gate, half up
     num_warps: int
     num_stages: int
 
 
 # Columns whose order is turned together so that 16-bit words unpack to whole operands (triton_formats.py): the sum over
-# K runs block by block, in a block code 0 of every word first. Fixed, since it is the order of the sum; 256 divides
-# every K of the model.
-WORD_BLOCK_K = 256
+# K runs block by block, in a block code 0 of every word first. Fixed, since it is the order of the sum; 128 divides
+# every K of the model, and its four scales are one 4-byte load.
+WORD_BLOCK_K = 128
 # Codes in a 16-bit word.
 E4M3_CODES = 2
 E2M1_CODES = 4
-# Rows of one program that quantises and turns activations: 256 columns are 16 values a thread.
+# Rows of one program that quantises and turns activations: with 128 columns 8 values a thread.
 PREPARE_ROWS = 8
 # Rows of one program that writes an MXFP8 weight as bf16.
 UNPACK_ROWS = 32
@@ -100,18 +100,24 @@ WIDE_BLOCK_K = 64
 # (read packed + write bf16, 3 bytes a weight) and multiplied from there, in the same order of K.
 MXFP8_NARROW_ROWS = 128
 PLAIN_NARROW_ROWS = 128
-# Weights with fewer outputs than this are cut in narrower tiles, or too few programs would stream them.
-FEW_OUTPUTS = 4096
+# (outputs below, width of the parts of K). Such weights make too few programs to stream them (64 outputs each, 132
+# processors): their sum over K is cut in parts, one program each, added in ascending order. The shape of the weight
+# decides, so a row has one order of its sum at any number of rows.
+SPLIT_K_BY_OUTPUTS = ((2048, 1024), (8192, 2048))
+ADD_PARTS_BLOCK = 1024
 
-# (rows up to, tile), in ascending order. Weights on the M side of the tensor core, rows of x on its N side.
+# (rows up to, tile), in ascending order. Weights on the M side of the tensor core, rows of x on its N side. At least 64
+# columns and 4 warps: then the product is wgmma. Below, Triton takes mma.sync and, since the scales are bytes, another
+# order within 64 columns of K (measured: 5 to 20 % of the fp32 results differ).
 MXFP8_TILES = (
     (16, MatmulTile(rows=16, columns=64, num_warps=4, num_stages=4)),
     (32, MatmulTile(rows=32, columns=64, num_warps=4, num_stages=4)),
-    (1 << 62, MatmulTile(rows=64, columns=64, num_warps=4, num_stages=3)),
+    (1 << 62, MatmulTile(rows=64, columns=128, num_warps=4, num_stages=3)),
 )
-MXFP8_TILES_FEW_OUTPUTS = (
-    (16, MatmulTile(rows=16, columns=32, num_warps=2, num_stages=5)),
-    (32, MatmulTile(rows=32, columns=32, num_warps=2, num_stages=4)),
+# With parts of K there are enough programs, and narrower tiles fill the processors more evenly.
+MXFP8_SPLIT_TILES = (
+    (16, MatmulTile(rows=16, columns=64, num_warps=4, num_stages=4)),
+    (32, MatmulTile(rows=32, columns=64, num_warps=4, num_stages=4)),
     (1 << 62, MatmulTile(rows=64, columns=64, num_warps=4, num_stages=3)),
 )
 PLAIN_TILES = (
@@ -119,16 +125,13 @@ PLAIN_TILES = (
     (32, MatmulTile(rows=32, columns=64, num_warps=4, num_stages=4)),
     (1 << 62, MatmulTile(rows=64, columns=64, num_warps=4, num_stages=4)),
 )
-PLAIN_TILES_FEW_OUTPUTS = (
-    (16, MatmulTile(rows=16, columns=16, num_warps=1, num_stages=6)),
-    (32, MatmulTile(rows=32, columns=32, num_warps=2, num_stages=5)),
-    (1 << 62, MatmulTile(rows=64, columns=64, num_warps=4, num_stages=4)),
-)
 # Both operands bf16, through the tensor memory accelerator.
 WIDE_TILES = (
     (512, MatmulTile(rows=128, columns=128, num_warps=8, num_stages=4)),
     (1 << 62, MatmulTile(rows=128, columns=256, num_warps=8, num_stages=3)),
 )
+# With parts of K: two accumulators, so no tile beyond 128 x 128.
+WIDE_SPLIT_TILES = ((1 << 62, MatmulTile(rows=128, columns=128, num_warps=8, num_stages=4)),)
 # Row tiles that walk the columns together, so that the weight they read is still in L2.
 WIDE_GROUP_ROWS = 8
 
@@ -138,19 +141,19 @@ EXACT_TILE = (32, 64, 32)
 # Experts: (average rows of an expert up to, tile). One tile holds rows of one expert only.
 EXPERT_TILES = (
     (16, MatmulTile(rows=16, columns=64, num_warps=4, num_stages=4)),
-    (32, MatmulTile(rows=32, columns=64, num_warps=4, num_stages=3)),
-    (64, MatmulTile(rows=64, columns=128, num_warps=8, num_stages=3)),
-    (1 << 62, MatmulTile(rows=128, columns=128, num_warps=8, num_stages=2)),
+    (32, MatmulTile(rows=32, columns=128, num_warps=4, num_stages=4)),
+    (64, MatmulTile(rows=64, columns=128, num_warps=4, num_stages=3)),
+    (1 << 62, MatmulTile(rows=128, columns=128, num_warps=4, num_stages=3)),
 )
 EXPERT_DOWN_TILES = (
     (16, MatmulTile(rows=16, columns=64, num_warps=4, num_stages=4)),
-    (32, MatmulTile(rows=32, columns=64, num_warps=4, num_stages=4)),
-    (64, MatmulTile(rows=64, columns=128, num_warps=8, num_stages=4)),
-    (1 << 62, MatmulTile(rows=128, columns=128, num_warps=8, num_stages=2)),
+    (32, MatmulTile(rows=32, columns=128, num_warps=4, num_stages=4)),
+    (64, MatmulTile(rows=64, columns=128, num_warps=4, num_stages=3)),
+    (1 << 62, MatmulTile(rows=128, columns=128, num_warps=4, num_stages=3)),
 )
-# (token, slot) pairs up to which one program sorts them by expert; above, counters in memory are added to.
-ROUTE_ONE_PROGRAM = 512
-ROUTE_CHUNK = 32
+# (token, slot) pairs up to which one program sorts them by expert; above, the steps are launches of their own with
+# ROUTE_BLOCK pairs a program.
+ROUTE_ONE_PROGRAM = 4096
 ROUTE_BLOCK = 1024
 
 # Blocks of 32 (16) values of one program of the quantisers.

@@ -1,9 +1,9 @@
 """Triton helpers for the number formats: exact unpacking to bf16 in registers, and exact quantisation.
 
 Unpacking works on 16-bit words, because a word tensor then has the register layout of the bf16 operand it becomes and
-goes to the tensor core without passing through shared memory again. A word holds 2 e4m3 or 4 e2m1 codes; code r of
-every word goes to result r, so a matmul sees the columns of a block in the order r = 0, 1, ... The activations are
-written in the same order (``linear/prepare_kernel.py``), and the order is the same in every tile.
+goes to the tensor core without passing through shared memory again. A word holds 2 e4m3 or 4 e2m1 codes; the codes r of
+all words of a block of 128 columns follow each other, so a matmul sees the columns in the order r = 0, 1, ... The
+activations are written in the same order (``linear/prepare_kernel.py``), and it is the same in every tile.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -11,12 +11,14 @@ import triton
 import triton.language as tl
 
 # The bit pattern of a code, moved to the place of bf16's exponent and mantissa, is the value times a power of two
-# (2^-120 for e4m3, 2^-126 for e2m1), subnormal codes included. The first product takes it away, the second applies the
-# scale; both are exact. mul.bf16x2 keeps subnormal numbers.
+# (2^-120 for e4m3, 2^-126 for e2m1), subnormal codes included; mul.bf16x2 keeps subnormal numbers. One exact product
+# takes that factor away and applies the scale. So that scales above 1 fit as well, weights stay WEIGHT_SHIFT smaller
+# until the sum is done. Exact for scale bytes 26 to 144 (2^-101 to 2^17); above, the result is infinite or NaN.
+WEIGHT_SHIFT = 2.0**16
+
 _UNPACK_E4M3 = tl.constexpr(
     """{
-    .reg .b32 a, b, c, d, e;
-    mov.b32 e, 0x7B807B80;
+    .reg .b32 a, b, c, d;
     shl.b32 a, $2, 4;
     shl.b32 b, $2, 8;
     shr.b32 c, $2, 4;
@@ -24,8 +26,6 @@ _UNPACK_E4M3 = tl.constexpr(
     and.b32 d, $2, 0x80008000;
     lop3.b32 a, a, 0x07F007F0, b, 0xEA;
     lop3.b32 c, c, 0x07F007F0, d, 0xEA;
-    mul.rn.bf16x2 a, a, e;
-    mul.rn.bf16x2 c, c, e;
     mul.rn.bf16x2 $0, a, $3;
     mul.rn.bf16x2 $1, c, $3;
     }"""
@@ -33,8 +33,7 @@ _UNPACK_E4M3 = tl.constexpr(
 
 _UNPACK_E2M1 = tl.constexpr(
     """{
-    .reg .b32 a, b, c, d, p, q, r, e;
-    mov.b32 e, 0x7E807E80;
+    .reg .b32 a, b, c, d, p, q, r;
     shl.b32 a, $4, 6;
     shl.b32 p, $4, 12;
     shl.b32 b, $4, 2;
@@ -50,10 +49,6 @@ _UNPACK_E2M1 = tl.constexpr(
     lop3.b32 c, c, 0x01C001C0, r, 0xEA;
     and.b32 p, $4, 0x80008000;
     lop3.b32 d, d, 0x01C001C0, p, 0xEA;
-    mul.rn.bf16x2 a, a, e;
-    mul.rn.bf16x2 b, b, e;
-    mul.rn.bf16x2 c, c, e;
-    mul.rn.bf16x2 d, d, e;
     mul.rn.bf16x2 $0, a, $5;
     mul.rn.bf16x2 $1, b, $5;
     mul.rn.bf16x2 $2, c, $5;
@@ -61,41 +56,97 @@ _UNPACK_E2M1 = tl.constexpr(
     }"""
 )
 
+# Four E8M0 bytes to bf16 times a power of two in both halves of $5. Byte 255 becomes infinity and then, with the sum of
+# its product with 0, NaN.
+_SCALES = tl.constexpr(
+    """{
+    .reg .b32 a, b, c, d, z;
+    mov.b32 z, 0;
+    shl.b32 a, $4, 7;
+    shr.b32 b, $4, 1;
+    and.b32 a, a, 0x7F807F80;
+    and.b32 b, b, 0x7F807F80;
+    mul.rn.bf16x2 c, a, $5;
+    mul.rn.bf16x2 d, b, $5;
+    fma.rn.bf16x2 c, a, z, c;
+    fma.rn.bf16x2 d, b, z, d;
+    mov.b32 {$0, $2}, c;
+    mov.b32 {$1, $3}, d;
+    }"""
+)
+_E4M3_FACTOR = tl.constexpr(0x73807380)  # 2^120 / WEIGHT_SHIFT, twice in bf16
+_E2M1_FACTOR = tl.constexpr(0x76807680)  # 2^126 / WEIGHT_SHIFT
+
 
 @triton.jit
-def scale_to_bf16(scale):
-    """2^(byte - 127) for E8M0 bytes, exact: byte 0 is subnormal, byte 255 is NaN."""
-    byte = scale.to(tl.int32)
-    bits = tl.where(byte == 0, 0x40, tl.where(byte == 255, 0x7FC0, byte << 7))
-    return bits.to(tl.int16).to(tl.bfloat16, bitcast=True)
+def _spread(a, b, c, d, ROWS: tl.constexpr, WORDS: tl.constexpr):
+    """[ROWS, 4 * WORDS]: a for the first WORDS columns, then b, c, d."""
+    values = tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), [ROWS, 4])
+    return tl.reshape(tl.broadcast_to(values[:, :, None], [ROWS, 4, WORDS]), [ROWS, 4 * WORDS])
 
 
 @triton.jit
-def spread_scale(scale, ROWS: tl.constexpr, BLOCKS: tl.constexpr, WORDS: tl.constexpr):
-    """bf16 scales [ROWS, BLOCKS * WORDS] of the words, from bytes [ROWS, BLOCKS]."""
-    values = scale_to_bf16(scale)
-    return tl.reshape(tl.broadcast_to(values[:, :, None], [ROWS, BLOCKS, WORDS]), [ROWS, BLOCKS * WORDS])
-
-
-@triton.jit
-def unpack_e4m3(words, scale):
-    """Two bf16 tensors: codes 0 and 1 of every int16 word, times the scale of the word."""
+def _scales(packed, FACTOR: tl.constexpr):
     return tl.inline_asm_elementwise(
-        _UNPACK_E4M3, "=r,=r,r,r", [words, scale], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=2
+        _SCALES,
+        "=h,=h,=h,=h,r,r",
+        [packed, FACTOR],
+        dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
+        is_pure=True,
+        pack=1,
     )
 
 
 @triton.jit
-def unpack_e2m1(words, scale):
-    """Four bf16 tensors: codes 0 to 3 of every int16 word, lowest nibble first, times the scale of the word."""
-    return tl.inline_asm_elementwise(
+def unpack_e4m3(words, packed_scale, ROWS: tl.constexpr):
+    """A bf16 tensor [ROWS, 128] from int16 words [ROWS, 64]: code 0 of every word, then code 1.
+
+    ``packed_scale``: int32 [ROWS], the scale bytes of the four blocks of 32 columns, lowest first. Values are
+    WEIGHT_SHIFT smaller than the weight.
+    """
+    a, b, c, d = _scales(packed_scale, _E4M3_FACTOR)
+    w0, w1 = tl.inline_asm_elementwise(
+        _UNPACK_E4M3,
+        "=r,=r,r,r",
+        [words, _spread(a, b, c, d, ROWS, 16)],
+        dtype=(tl.bfloat16, tl.bfloat16),
+        is_pure=True,
+        pack=2,
+    )
+    return tl.reshape(tl.permute(tl.join(w0, w1), (0, 2, 1)), [ROWS, 128])
+
+
+@triton.jit
+def unpack_e2m1(words, packed_scale, ROWS: tl.constexpr):
+    """The same from words of four e2m1 codes [ROWS, 32], lowest nibble first: codes 0 of all words to codes 3."""
+    a, b, c, d = _scales(packed_scale, _E2M1_FACTOR)
+    w0, w1, w2, w3 = tl.inline_asm_elementwise(
         _UNPACK_E2M1,
         "=r,=r,=r,=r,r,r",
-        [words, scale],
+        [words, _spread(a, b, c, d, ROWS, 8)],
         dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
         is_pure=True,
         pack=2,
     )
+    four = tl.join(tl.join(w0, w1), tl.join(w2, w3))  # [ROWS, 32, 2, 2]: word, low and high bit of the code's number
+    return tl.reshape(tl.permute(four, (0, 3, 2, 1)), [ROWS, 128])
+
+
+@triton.jit
+def load_packed_scale(scale_ptrs, start, K: tl.constexpr, PADDED_K: tl.constexpr):
+    """int32 [ROWS], the four scale bytes of the 128 columns from ``start`` on; zeros behind K.
+
+    Bytes are loaded one by one only where the rows of scales are no multiples of 4 bytes: narrow loads are not
+    pipelined.
+    """
+    if K == PADDED_K:
+        return tl.load(scale_ptrs.to(tl.pointer_type(tl.int32)) + start // 128)
+    first = start // 32
+    packed = tl.load(scale_ptrs + first).to(tl.int32)
+    for index in tl.static_range(1, 4):
+        byte = tl.load(scale_ptrs + (first + index), mask=first + index < K // 32, other=0)
+        packed |= byte.to(tl.int32) << (8 * index)
+    return packed
 
 
 @triton.jit

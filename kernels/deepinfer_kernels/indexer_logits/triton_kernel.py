@@ -89,7 +89,8 @@ def _indexer_logits_kernel(
         out_row_ptr = out_ptr + token * max_entries + entry
         is_entry = (entry < max_entries) & is_token
         if (first < num_visible) & (request >= 0):
-            if (request != held_request) | (num_visible > held_visible):
+            visible_here = tl.minimum(num_visible, first + KEYS)
+            if (request != held_request) | (visible_here > held_visible):
                 k_even, k_odd = _load_keys(
                     cache_ptr,
                     table_ptr + request.to(tl.int64) * table_stride_r,
@@ -102,7 +103,7 @@ def _indexer_logits_kernel(
                     KEYS,
                 )
                 held_request = request
-                held_visible = tl.maximum(num_visible, first + KEYS)
+                held_visible = visible_here
             q_row_ptr = q_ptr + token * q_stride_t + h[:, None] * q_stride_h + d[None, :]
             q = tl.load(q_row_ptr, mask=is_head[:, None], other=0.0)
             q_even, q_odd = tl.split(tl.reshape(q, [HEADS, HALF, 2]))

@@ -35,7 +35,8 @@ def e2m1_to_float(code):
     from_one = (((magnitude >> 1) + 126) << _MANTISSA_BITS) | ((magnitude & 1) << (_MANTISSA_BITS - 1))
     half = magnitude.to(tl.float32) * 0.5  # below 1 the codes count halves
     value = tl.where(magnitude < 2, half, from_one.to(tl.float32, bitcast=True))
-    return tl.where(code >= 8, -value, value)
+    # The sign as a bit: in Triton -x is 0 - x, which loses the sign of a zero.
+    return (value.to(tl.int32, bitcast=True) | ((code & 8) << 28)).to(tl.float32, bitcast=True)
 
 
 @triton.jit

@@ -6,8 +6,9 @@ import triton
 import triton.language as tl
 
 from deepinfer_kernels import tiling
+from deepinfer_kernels.linear.parts_kernel import add_parts, parts_for
 from deepinfer_kernels.tiling import MatmulTile
-from deepinfer_kernels.triton_formats import spread_scale, unpack_e4m3
+from deepinfer_kernels.triton_formats import WEIGHT_SHIFT, load_packed_scale, unpack_e4m3
 
 
 @triton.jit
@@ -22,37 +23,43 @@ def _mxfp8_narrow_kernel(
     out_stride_m,
     K: tl.constexpr,
     PADDED_K: tl.constexpr,
+    SHIFT: tl.constexpr,
+    SPLIT_K: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr,
     NUM_STAGES: tl.constexpr,
 ):
-    group = tl.program_id(2)
+    group = tl.program_id(2) // tl.cdiv(PADDED_K, SPLIT_K)
+    part = tl.program_id(2) % tl.cdiv(PADDED_K, SPLIT_K)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
-    # Rows behind the end repeat the last one: no mask, and nothing of them is stored.
+    # Outputs and rows behind the end repeat the last one, so that loads need no mask, except the rows of small tiles:
+    # unmasked, one row would cost as much L2 traffic as the weight.
     n_row = group * num_out + tl.minimum(n, num_out - 1)
-    m_row = tl.minimum(m, num_rows - 1).to(tl.int64)
+    is_row = (m < num_rows)[None, :]
+    k = tl.arange(0, BLOCK_K)
     word = tl.arange(0, BLOCK_K // 2)
-    block = tl.arange(0, BLOCK_K // 32)
     weight_ptrs = weight_ptr + n_row.to(tl.int64)[:, None] * (K // 2) + word[None, :]
-    scale_ptrs = scale_ptr + (n_row // 32)[:, None] * (K // 32) + block[None, :]
-    x_ptrs = x_ptr + m_row[None, :] * x_stride_m + group * PADDED_K + word[:, None]
+    scale_ptrs = scale_ptr + n_row // 32 * (K // 32)
+    m_row = tl.minimum(m, num_rows - 1).to(tl.int64)
+    x_ptrs = x_ptr + m_row[None, :] * x_stride_m + group * PADDED_K + k[:, None]
     acc = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
-    for start in tl.range(0, PADDED_K, BLOCK_K, num_stages=NUM_STAGES):
+    end = tl.minimum((part + 1) * SPLIT_K, PADDED_K)
+    for start in tl.range(part * SPLIT_K, end, BLOCK_K, num_stages=NUM_STAGES):
         if K == PADDED_K:
             words = tl.load(weight_ptrs + start // 2)
-            scale = tl.load(scale_ptrs + start // 32)
         else:
             words = tl.load(weight_ptrs + start // 2, mask=(start // 2 + word < K // 2)[None, :], other=0)
-            scale = tl.load(scale_ptrs + start // 32, mask=(start // 32 + block < K // 32)[None, :], other=0)
-        x0 = tl.load(x_ptrs + start)
-        x1 = tl.load(x_ptrs + (start + BLOCK_K // 2))
-        w0, w1 = unpack_e4m3(words, spread_scale(scale, BLOCK_N, BLOCK_K // 32, 16))
-        acc = tl.dot(w0, x0, acc)
-        acc = tl.dot(w1, x1, acc)
-    out_ptrs = out_ptr + m.to(tl.int64)[None, :] * out_stride_m + group * num_out + n[:, None]
-    tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=(m < num_rows)[None, :] & (n < num_out)[:, None])
+        scale = load_packed_scale(scale_ptrs, start, K, PADDED_K)
+        if BLOCK_M <= 32:
+            x = tl.load(x_ptrs + start, mask=is_row, other=0.0)
+        else:
+            x = tl.load(x_ptrs + start)
+        acc = tl.dot(unpack_e4m3(words, scale, BLOCK_N), x, acc)
+    m_out = part.to(tl.int64) * num_rows + m
+    out_ptrs = out_ptr + m_out[None, :] * out_stride_m + group * num_out + n[:, None]
+    tl.store(out_ptrs, (acc * SHIFT).to(out_ptr.dtype.element_ty), mask=is_row & (n < num_out)[:, None])
 
 
 def mxfp8_narrow(
@@ -62,11 +69,18 @@ def mxfp8_narrow(
     num_groups: int,
     out_dtype: torch.dtype,
     tile: MatmulTile,
+    split_k: int,
 ) -> torch.Tensor:
-    """Multiply prepared rows ``x`` [M, G * padded K] with the groups of ``weight`` [G * N, K]; [M, G * N]."""
+    """Multiply prepared rows ``x`` [M, G * padded K] with the groups of ``weight`` [G * N, K].
+
+    Returns:
+        [M, G * N] of ``out_dtype``; the sum over K is cut in parts of ``split_k``, which are added in ascending order.
+    """
     num_rows, num_out = x.shape[0], weight.shape[0] // num_groups
-    out = torch.empty((num_rows, weight.shape[0]), dtype=out_dtype, device=x.device)
-    grid = (triton.cdiv(num_out, tile.columns), triton.cdiv(num_rows, tile.rows), num_groups)
+    depth = x.shape[1] // num_groups
+    num_parts = -(-depth // split_k)
+    out = parts_for(num_parts, num_rows, weight.shape[0], out_dtype, x.device)
+    grid = (triton.cdiv(num_out, tile.columns), triton.cdiv(num_rows, tile.rows), num_groups * num_parts)
     _mxfp8_narrow_kernel[grid](
         x,
         weight.view(torch.int16),
@@ -75,13 +89,15 @@ def mxfp8_narrow(
         num_rows,
         num_out,
         x.stride(0),
-        out.stride(0),
+        weight.shape[0],
         K=weight.shape[1],
-        PADDED_K=x.shape[1] // num_groups,
+        PADDED_K=depth,
+        SHIFT=WEIGHT_SHIFT,
+        SPLIT_K=split_k,
         BLOCK_N=tile.columns,
         BLOCK_M=tile.rows,
         BLOCK_K=tiling.WORD_BLOCK_K,
         NUM_STAGES=tile.num_stages,
         num_warps=tile.num_warps,
     )
-    return out
+    return add_parts(out, out_dtype)

@@ -16,8 +16,9 @@ pytestmark = [
 
 SIZES = (1, 2, 15, 16, 17, 32, 33, 64, 65, 127, 128, 129, 256, 511, 512, 513, 2048, 4097, 8192)
 ALONE = (0, 1, 15, 16, 63, 64, 127, 128, 511, 512, 4095, 8191)
-# outputs, K: fewer and more outputs than FEW_OUTPUTS, and sizes no tile divides.
-SHAPES = ((1280, 5120), (4608, 1280), (1000, 320))
+# outputs, K: with and without parts of K, and sizes no tile divides.
+SHAPES = ((1280, 5120), (4096, 2304), (8192, 1280), (1000, 320))
+_NO_PARTS = 1 << 20  # wider than any K
 RELATIVE_ERROR = 2e-5  # of fp32 sums over K = 5120, in the Frobenius norm
 
 
@@ -55,21 +56,28 @@ def test_every_tile_of_the_families_gives_the_same_bits(num_out: int, depth: int
     from deepinfer_kernels.linear.prepare_kernel import prepare_rows
     from deepinfer_kernels.linear.unpack_kernel import unpack_weight
     from deepinfer_kernels.linear.wide_kernel import wide_matmul
+    from deepinfer_kernels.triton_formats import WEIGHT_SHIFT
 
     x, weight, scale = _inputs(num_out, depth, 32)
     x = x[:600]
     rows = prepare_rows(x, codes=tiling.E4M3_CODES, quantize=True)
     dense, turned = dequantize_blocks(weight, scale, torch.bfloat16), unpack_weight(weight, scale)
-    wide = [tile for _, tile in tiling.WIDE_TILES]
-    want = wide_matmul(rows, turned, 1, torch.float32, wide[0])
-    plain = wide_matmul(x, dense, 1, torch.float32, wide[0])
-    for tile in wide[1:]:
-        assert_bitwise_equal(wide_matmul(rows, turned, 1, torch.float32, tile), want, f"turned, {tile}")
-        assert_bitwise_equal(wide_matmul(x, dense, 1, torch.float32, tile), plain, f"plain, {tile}")
-    for _, tile in tiling.MXFP8_TILES + tiling.MXFP8_TILES_FEW_OUTPUTS:
-        assert_bitwise_equal(mxfp8_narrow(rows, weight, scale, 1, torch.float32, tile), want, f"mxfp8, {tile}")
-    for _, tile in tiling.PLAIN_TILES + tiling.PLAIN_TILES_FEW_OUTPUTS:
-        assert_bitwise_equal(plain_narrow(x, dense, torch.float32, tile), plain, f"bf16, {tile}")
+    wide = [tile for _, tile in tiling.WIDE_TILES + tiling.WIDE_SPLIT_TILES]
+    for split_k in (_NO_PARTS, *(width for _, width in tiling.SPLIT_K_BY_OUTPUTS)):
+        tiles = wide if split_k == _NO_PARTS else [tile for _, tile in tiling.WIDE_SPLIT_TILES]
+        want = wide_matmul(rows, turned, 1, torch.float32, tiles[0], split_k, shift=WEIGHT_SHIFT)
+        plain = wide_matmul(x, dense, 1, torch.float32, tiles[0], split_k)
+        for tile in tiles[1:]:
+            got = wide_matmul(rows, turned, 1, torch.float32, tile, split_k, shift=WEIGHT_SHIFT)
+            assert_bitwise_equal(got, want, f"turned, {split_k}, {tile}")
+            got = wide_matmul(x, dense, 1, torch.float32, tile, split_k)
+            assert_bitwise_equal(got, plain, f"plain, {split_k}, {tile}")
+        for _, tile in tiling.MXFP8_TILES + tiling.MXFP8_SPLIT_TILES:
+            got = mxfp8_narrow(rows, weight, scale, 1, torch.float32, tile, split_k)
+            assert_bitwise_equal(got, want, f"mxfp8, {split_k}, {tile}")
+        for _, tile in tiling.PLAIN_TILES:
+            got = plain_narrow(x, dense, torch.float32, tile, split_k)
+            assert_bitwise_equal(got, plain, f"bf16, {split_k}, {tile}")
 
 
 @pytest.mark.parametrize("num_rows", [1, 64, 300])
@@ -92,16 +100,25 @@ def test_products_agree_with_double_precision(num_rows: int) -> None:
 
 def test_every_code_and_scale_unpacks_exactly() -> None:
     from deepinfer_kernels.linear.unpack_kernel import unpack_weight
+    from deepinfer_kernels.triton_formats import WEIGHT_SHIFT
 
     codes = torch.arange(256, dtype=torch.uint8, device="cuda")
     codes[[0x7F, 0xFF]] = 0  # the two NaN: no checkpoint holds them
-    weight = codes.view(torch.float8_e4m3fn).repeat(32 * 256, 1)
-    scale = torch.arange(256, dtype=torch.uint8, device="cuda")[:, None].repeat(1, 8)
-    got = unpack_weight(weight, scale)
-    want = dequantize_blocks(weight, scale, torch.bfloat16)
-    turned = want.view(-1, 128, 2).transpose(1, 2).reshape(-1, 256)
-    both_nan = got.isnan() & turned.isnan()
-    assert bool(((got == turned) | both_nan).all())
+    lowest, highest = 26, 144
+    scale = torch.arange(lowest, highest + 1, dtype=torch.uint8, device="cuda")[:, None].repeat(1, 8)
+    weight = codes.view(torch.float8_e4m3fn).repeat(32 * scale.shape[0], 1)
+    got = unpack_weight(weight, scale).double() * WEIGHT_SHIFT
+    want = dequantize_blocks(weight, scale, torch.float32).double()
+    assert torch.equal(got, want.view(-1, 2, 64, 2).transpose(2, 3).reshape(-1, 256))
+
+
+def test_a_scale_of_nan_gives_nan_in_every_kernel() -> None:
+    x, weight, scale = _inputs(64, 320, 36)
+    scale[1, 3] = 255
+    for num_rows in (1, 300):
+        got = mxfp8_linear(x[:num_rows], weight, scale, out_dtype=torch.float32, quantize_input=True)
+        assert bool(got[:, 32:].isnan().all())
+        assert not bool(got[:, :32].isnan().any())
 
 
 def test_nan_in_one_row_stays_there_in_every_kernel() -> None:

@@ -1,6 +1,6 @@
 """Linear layers on an NVIDIA GPU: which kernel and which tile a call takes.
 
-Every path of one weight format walks K in one order, so the number of rows chooses the path but no bit of the result.
+Every path of one weight walks K in one order, so the number of rows chooses the path but no bit of the result.
 """
 
 from collections.abc import Sequence
@@ -17,11 +17,21 @@ from deepinfer_kernels.linear.reference import dequantize_blocks_reference
 from deepinfer_kernels.linear.unpack_kernel import unpack_weight
 from deepinfer_kernels.linear.wide_kernel import is_wide_operand, wide_matmul
 from deepinfer_kernels.tiling import MatmulTile
+from deepinfer_kernels.triton_formats import WEIGHT_SHIFT
 
 
 def tile_for(table: Sequence[tuple[int, MatmulTile]], num_rows: int) -> MatmulTile:
     """Tile of the first entry whose limit is not below ``num_rows``."""
     return next(tile for limit, tile in table if num_rows <= limit)
+
+
+def split_width(num_out: int, depth: int) -> int:
+    """Width of the parts in which the sum over K is cut; follows the shape of the weight, never the rows."""
+    return next((width for limit, width in tiling.SPLIT_K_BY_OUTPUTS if num_out < limit), depth)
+
+
+def _wide_tile(num_rows: int, split_k: int, depth: int) -> MatmulTile:
+    return tile_for(tiling.WIDE_SPLIT_TILES if split_k < depth else tiling.WIDE_TILES, num_rows)
 
 
 def linear_triton(x: torch.Tensor, weight: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
@@ -32,24 +42,23 @@ def linear_triton(x: torch.Tensor, weight: torch.Tensor, out_dtype: torch.dtype)
     x, weight = last_axis_contiguous(x), last_axis_contiguous(weight.detach())
     if x.dtype != torch.bfloat16 or weight.dtype != torch.bfloat16:
         return exact_matmul(x, weight, out_dtype)
+    split_k = split_width(num_out, x.shape[1])
     if num_rows > tiling.PLAIN_NARROW_ROWS and is_wide_operand(x) and is_wide_operand(weight):
-        return wide_matmul(x, weight, 1, out_dtype, tile_for(tiling.WIDE_TILES, num_rows))
-    table = tiling.PLAIN_TILES_FEW_OUTPUTS if num_out < tiling.FEW_OUTPUTS else tiling.PLAIN_TILES
-    return plain_narrow(x, weight, out_dtype, tile_for(table, num_rows))
+        return wide_matmul(x, weight, 1, out_dtype, _wide_tile(num_rows, split_k, x.shape[1]), split_k)
+    return plain_narrow(x, weight, out_dtype, tile_for(tiling.PLAIN_TILES, num_rows), split_k)
 
 
 def _grouped_mxfp8(
     rows: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, num_groups: int, out_dtype: torch.dtype
 ) -> torch.Tensor:
     """Prepared ``rows`` [M, G * padded K] times the groups of ``weight`` [G * N, K]; [M, G * N]."""
-    num_rows, num_out = rows.shape[0], weight.shape[0] // num_groups
+    num_rows, depth = rows.shape[0], rows.shape[1] // num_groups
+    split_k = split_width(weight.shape[0], depth)
     if num_rows > tiling.MXFP8_NARROW_ROWS:
-        tile = tile_for(tiling.WIDE_TILES, num_rows)
-        return wide_matmul(rows, unpack_weight(weight, scale), num_groups, out_dtype, tile)
-    table = tiling.MXFP8_TILES_FEW_OUTPUTS if weight.shape[0] < tiling.FEW_OUTPUTS else tiling.MXFP8_TILES
-    if num_out == 0:
-        return torch.empty((num_rows, 0), dtype=out_dtype, device=rows.device)
-    return mxfp8_narrow(rows, weight, scale, num_groups, out_dtype, tile_for(table, num_rows))
+        tile = _wide_tile(num_rows, split_k, depth)
+        return wide_matmul(rows, unpack_weight(weight, scale), num_groups, out_dtype, tile, split_k, shift=WEIGHT_SHIFT)
+    tile = tile_for(tiling.MXFP8_SPLIT_TILES if split_k < depth else tiling.MXFP8_TILES, num_rows)
+    return mxfp8_narrow(rows, weight, scale, num_groups, out_dtype, tile, split_k)
 
 
 def mxfp8_linear_triton(

@@ -1,4 +1,4 @@
-"""An MXFP8 weight as bf16, columns turned like those of the prepared rows: the operand of the wide product."""
+"""An MXFP8 weight as bf16, columns turned like those of the prepared rows: operand of the wide product."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 import torch
@@ -7,7 +7,7 @@ import triton.language as tl
 
 from deepinfer_kernels import tiling
 from deepinfer_kernels.linear.prepare_kernel import padded_depth
-from deepinfer_kernels.triton_formats import spread_scale, unpack_e4m3
+from deepinfer_kernels.triton_formats import load_packed_scale, unpack_e4m3
 
 
 @triton.jit
@@ -23,22 +23,19 @@ def _unpack_weight_kernel(
 ):
     n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     start = tl.program_id(1) * BLOCK_K
+    k = tl.arange(0, BLOCK_K)
     word = tl.arange(0, BLOCK_K // 2)
-    block = start // 32 + tl.arange(0, BLOCK_K // 32)
     is_row = (n < num_out)[:, None]
-    n = n.to(tl.int64)
+    n_row = tl.minimum(n, num_out - 1).to(tl.int64)
     is_word = is_row & (start // 2 + word < K // 2)[None, :]
-    words = tl.load(weight_ptr + n[:, None] * (K // 2) + (start // 2 + word)[None, :], mask=is_word, other=0)
-    scale_ptrs = scale_ptr + (n // 32)[:, None] * (K // 32) + block[None, :]
-    scale = tl.load(scale_ptrs, mask=is_row & (block < K // 32)[None, :], other=0)
-    w0, w1 = unpack_e4m3(words, spread_scale(scale, ROWS, BLOCK_K // 32, 16))
-    out_ptrs = out_ptr + n[:, None] * PADDED_K + (start + word)[None, :]
-    tl.store(out_ptrs, w0, mask=is_row)
-    tl.store(out_ptrs + BLOCK_K // 2, w1, mask=is_row)
+    words = tl.load(weight_ptr + n_row[:, None] * (K // 2) + (start // 2 + word)[None, :], mask=is_word, other=0)
+    scale = load_packed_scale(scale_ptr + n_row // 32 * (K // 32), start, K, PADDED_K)
+    out_ptrs = out_ptr + n_row[:, None] * PADDED_K + (start + k)[None, :]
+    tl.store(out_ptrs, unpack_e4m3(words, scale, ROWS), mask=is_row)
 
 
 def unpack_weight(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """[N, padded K] bf16 of an e4m3 ``weight`` [N, K] and its block scales; exact."""
+    """[N, padded K] bf16 of an e4m3 ``weight`` [N, K] and its block scales, divided by WEIGHT_SHIFT; exact."""
     num_out, depth = weight.shape
     width = padded_depth(depth)
     out = torch.empty((num_out, width), dtype=torch.bfloat16, device=weight.device)

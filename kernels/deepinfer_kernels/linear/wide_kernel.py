@@ -22,6 +22,8 @@ def _wide_matmul_kernel(
     num_out,
     out_stride_m,
     K: tl.constexpr,
+    SHIFT: tl.constexpr,
+    SPLIT_K: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -37,14 +39,25 @@ def _wide_matmul_kernel(
     first_m = (strip * GROUP_ROWS + within % strip_rows) * BLOCK_M
     first_n = within // strip_rows * BLOCK_N
     acc = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
-    for start in tl.range(0, K, BLOCK_K, num_stages=NUM_STAGES):
-        x = x_desc.load([first_m, group * K + start])
-        weight = weight_desc.load([group * num_out + first_n, start])
-        acc = tl.dot(x, weight.T, acc)
+    if SPLIT_K < K:
+        for part in range(0, K, SPLIT_K):
+            part_acc = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
+            for start in tl.range(part, tl.minimum(part + SPLIT_K, K), BLOCK_K, num_stages=NUM_STAGES):
+                x = x_desc.load([first_m, group * K + start])
+                weight = weight_desc.load([group * num_out + first_n, start])
+                part_acc = tl.dot(x, weight.T, part_acc)
+            acc += part_acc
+    else:
+        for start in tl.range(0, K, BLOCK_K, num_stages=NUM_STAGES):
+            x = x_desc.load([first_m, group * K + start])
+            weight = weight_desc.load([group * num_out + first_n, start])
+            acc = tl.dot(x, weight.T, acc)
     m = first_m + tl.arange(0, BLOCK_M)
     n = first_n + tl.arange(0, BLOCK_N)
     out_ptrs = out_ptr + m.to(tl.int64)[:, None] * out_stride_m + (group * num_out + n)[None, :]
-    tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=(m < num_rows)[:, None] & (n < num_out)[None, :])
+    tl.store(
+        out_ptrs, (acc * SHIFT).to(out_ptr.dtype.element_ty), mask=(m < num_rows)[:, None] & (n < num_out)[None, :]
+    )
 
 
 def is_wide_operand(x: torch.Tensor) -> bool:
@@ -53,9 +66,19 @@ def is_wide_operand(x: torch.Tensor) -> bool:
 
 
 def wide_matmul(
-    x: torch.Tensor, weight: torch.Tensor, num_groups: int, out_dtype: torch.dtype, tile: MatmulTile
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    num_groups: int,
+    out_dtype: torch.dtype,
+    tile: MatmulTile,
+    split_k: int,
+    shift: float = 1.0,
 ) -> torch.Tensor:
-    """Multiply bf16 ``x`` [M, G * K] with the groups of bf16 ``weight`` [G * N, K]; [M, G * N]."""
+    """Multiply bf16 ``x`` [M, G * K] with the groups of bf16 ``weight`` [G * N, K], the result with ``shift``.
+
+    Returns:
+        [M, G * N] of ``out_dtype``; the sum over K is cut in parts of ``split_k``, which are added in ascending order.
+    """
     num_rows, num_out = x.shape[0], weight.shape[0] // num_groups
     out = torch.empty((num_rows, weight.shape[0]), dtype=out_dtype, device=x.device)
     block_k = tiling.WIDE_BLOCK_K
@@ -70,6 +93,8 @@ def wide_matmul(
         num_out,
         out.stride(0),
         K=weight.shape[1],
+        SHIFT=shift,
+        SPLIT_K=split_k,
         BLOCK_M=tile.rows,
         BLOCK_N=tile.columns,
         BLOCK_K=block_k,

@@ -8,7 +8,7 @@ import triton.language as tl
 from deepinfer_kernels import tiling
 from deepinfer_kernels.moe_experts.route_kernel import Tiles
 from deepinfer_kernels.tiling import MatmulTile
-from deepinfer_kernels.triton_formats import spread_scale, unpack_e2m1
+from deepinfer_kernels.triton_formats import WEIGHT_SHIFT, load_packed_scale, unpack_e2m1
 
 
 @triton.jit
@@ -23,6 +23,7 @@ def _experts_down_kernel(
     HIDDEN: tl.constexpr,
     K: tl.constexpr,
     PADDED_K: tl.constexpr,
+    SHIFT: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -34,33 +35,29 @@ def _experts_down_kernel(
         return
     m = tl.arange(0, BLOCK_M)
     is_row = m < tl.load(tile_count_ptr + tile)
+    # Small tiles are mostly empty: their empty rows are not read. In large ones they repeat pair 0, without a mask.
     pair = tl.load(tile_rows_ptr + tile * BLOCK_M + m, mask=is_row, other=0).to(tl.int64)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     n_row = tl.minimum(n, HIDDEN - 1)  # outputs behind the end repeat the last one
     word = tl.arange(0, BLOCK_K // 4)
-    block = tl.arange(0, BLOCK_K // 32)
+    k = tl.arange(0, BLOCK_K)
     weight_ptrs = weight_ptr + expert * (HIDDEN * (K // 4)) + n_row[:, None] * (K // 4) + word[None, :]
-    scale_ptrs = scale_ptr + expert * (HIDDEN * (K // 32)) + n_row[:, None] * (K // 32) + block[None, :]
-    h_ptrs = h_ptr + pair[None, :] * PADDED_K + word[:, None]
+    scale_ptrs = scale_ptr + expert * (HIDDEN * (K // 32)) + n_row * (K // 32)
+    h_ptrs = h_ptr + pair[None, :] * PADDED_K + k[:, None]
     acc = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
     for start in tl.range(0, PADDED_K, BLOCK_K, num_stages=NUM_STAGES):
         if K == PADDED_K:
             words = tl.load(weight_ptrs + start // 4)
-            scale = tl.load(scale_ptrs + start // 32)
         else:
             words = tl.load(weight_ptrs + start // 4, mask=(start // 4 + word < K // 4)[None, :], other=0)
-            scale = tl.load(scale_ptrs + start // 32, mask=(start // 32 + block < K // 32)[None, :], other=0)
-        h0 = tl.load(h_ptrs + start)
-        h1 = tl.load(h_ptrs + (start + BLOCK_K // 4))
-        h2 = tl.load(h_ptrs + (start + BLOCK_K // 2))
-        h3 = tl.load(h_ptrs + (start + BLOCK_K // 4 * 3))
-        w0, w1, w2, w3 = unpack_e2m1(words, spread_scale(scale, BLOCK_N, BLOCK_K // 32, 8))
-        acc = tl.dot(w0, h0, acc)
-        acc = tl.dot(w1, h1, acc)
-        acc = tl.dot(w2, h2, acc)
-        acc = tl.dot(w3, h3, acc)
+        scale = load_packed_scale(scale_ptrs, start, K, PADDED_K)
+        if BLOCK_M <= 32:
+            h = tl.load(h_ptrs + start, mask=is_row[None, :], other=0.0)
+        else:
+            h = tl.load(h_ptrs + start)
+        acc = tl.dot(unpack_e2m1(words, scale, BLOCK_N), h, acc)
     out_ptrs = out_ptr + pair[None, :] * HIDDEN + n[:, None]
-    tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=is_row[None, :] & (n < HIDDEN)[:, None])
+    tl.store(out_ptrs, (acc * SHIFT).to(out_ptr.dtype.element_ty), mask=is_row[None, :] & (n < HIDDEN)[:, None])
 
 
 def experts_down(
@@ -95,6 +92,7 @@ def experts_down(
         HIDDEN=hidden_size,
         K=depth,
         PADDED_K=h.shape[1],
+        SHIFT=WEIGHT_SHIFT,
         BLOCK_N=tile.columns,
         BLOCK_M=tile.rows,
         BLOCK_K=tiling.WORD_BLOCK_K,

@@ -33,34 +33,33 @@ def _write_tiles(counts, expert, tile_expert_ptr, tile_count_ptr, max_tiles, BLO
 @triton.jit
 def _route_small_kernel(
     topk_idx_ptr,
+    count_ptr,
     tile_expert_ptr,
     tile_count_ptr,
     tile_rows_ptr,
-    first_ptr,
     num_pairs,
     max_tiles,
     NUM_EXPERTS: tl.constexpr,
     PADDED_EXPERTS: tl.constexpr,
     PADDED_PAIRS: tl.constexpr,
-    CHUNK: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
+    """All steps in one program. Counters pass through L2, past the processor's own cache."""
     pair = tl.arange(0, PADDED_PAIRS)
     is_pair = pair < num_pairs
-    own = tl.load(topk_idx_ptr + pair, mask=is_pair, other=-1)
     expert = tl.arange(0, PADDED_EXPERTS)
-    counts = tl.zeros([PADDED_EXPERTS], dtype=tl.int32)
-    rank = tl.zeros([PADDED_PAIRS], dtype=tl.int32)  # pairs of the same expert before this one
-    for start in range(0, num_pairs, CHUNK):
-        other = start + tl.arange(0, CHUNK)
-        chosen = tl.load(topk_idx_ptr + other, mask=other < num_pairs, other=-2)
-        counts += tl.sum((expert[:, None] == chosen[None, :]).to(tl.int32), axis=1)
-        is_before = (own[:, None] == chosen[None, :]) & (other[None, :] < pair[:, None])
-        rank += tl.sum(is_before.to(tl.int32), axis=1)
-    first = _write_tiles(counts, expert, tile_expert_ptr, tile_count_ptr, max_tiles, BLOCK_M)
-    tl.store(first_ptr + expert, first, mask=expert < NUM_EXPERTS)
+    is_expert = expert < NUM_EXPERTS
+    tl.store(count_ptr + expert, 0, mask=is_expert)
+    own = tl.load(topk_idx_ptr + pair, mask=is_pair, other=0)
     tl.debug_barrier()
-    base = tl.load(first_ptr + own, mask=is_pair, other=0)
+    rank = tl.atomic_add(count_ptr + own, 1, mask=is_pair)
+    tl.debug_barrier()
+    counts = tl.load(count_ptr + expert, mask=is_expert, other=0, cache_modifier=".cg")
+    first = _write_tiles(counts, expert, tile_expert_ptr, tile_count_ptr, max_tiles, BLOCK_M)
+    tl.debug_barrier()
+    tl.store(count_ptr + expert, first, mask=is_expert)
+    tl.debug_barrier()
+    base = tl.load(count_ptr + own, mask=is_pair, other=0, cache_modifier=".cg")
     tl.store(tile_rows_ptr + base * BLOCK_M + rank, pair, mask=is_pair)
 
 
@@ -134,16 +133,15 @@ def route_pairs(topk_idx: torch.Tensor, num_experts: int, block_m: int) -> Tiles
     if num_pairs <= tiling.ROUTE_ONE_PROGRAM:
         _route_small_kernel[(1,)](
             topk_idx,
+            first,
             tiles.expert,
             tiles.count,
             tiles.rows,
-            first,
             num_pairs,
             max_tiles,
             NUM_EXPERTS=num_experts,
             PADDED_EXPERTS=padded_experts,
             PADDED_PAIRS=max(32, triton.next_power_of_2(num_pairs)),
-            CHUNK=tiling.ROUTE_CHUNK,
             BLOCK_M=block_m,
             num_warps=8,
         )

@@ -80,7 +80,7 @@ def test_uneven_routing_gives_the_same_bits(case: str) -> None:
 def test_every_code_and_scale_unpacks_exactly() -> None:
     # One non-zero activation per token picks one column of the weight: the sum is that value.
     w2 = torch.arange(256, dtype=torch.uint8).repeat(4).view(1, 64, 16).cuda()
-    scale = torch.arange(2, 250, 4, dtype=torch.uint8).repeat(2)[:64].view(1, 64, 1).cuda()
+    scale = torch.linspace(26, 144, 64).to(torch.uint8).view(1, 64, 1).cuda()
     from deepinfer_kernels.linear.prepare_kernel import prepare_rows
     from deepinfer_kernels.moe_experts.down_kernel import experts_down
     from deepinfer_kernels.moe_experts.route_kernel import route_pairs

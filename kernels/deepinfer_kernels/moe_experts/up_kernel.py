@@ -10,7 +10,7 @@ from deepinfer_kernels.linear.prepare_kernel import padded_depth
 from deepinfer_kernels.moe_experts.route_kernel import Tiles
 from deepinfer_kernels.swiglu.triton_kernel import clamped_swiglu
 from deepinfer_kernels.tiling import MatmulTile
-from deepinfer_kernels.triton_formats import magnitude_bits, mxfp8_round, spread_scale, unpack_e2m1
+from deepinfer_kernels.triton_formats import WEIGHT_SHIFT, load_packed_scale, magnitude_bits, mxfp8_round, unpack_e2m1
 
 
 @triton.jit
@@ -31,7 +31,9 @@ def _experts_up_kernel(
     PADDED_INTERMEDIATE: tl.constexpr,
     ACTIVATION: tl.constexpr,
     QUANTIZE: tl.constexpr,
+    SHIFT: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    HALF_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr,
     NUM_STAGES: tl.constexpr,
@@ -42,60 +44,45 @@ def _experts_up_kernel(
         return
     m = tl.arange(0, BLOCK_M)
     is_row = m < tl.load(tile_count_ptr + tile)
+    # Small tiles are mostly empty: their empty rows are not read. In large ones they repeat pair 0, without a mask.
     pair = tl.load(tile_rows_ptr + tile * BLOCK_M + m, mask=is_row, other=0)
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    n_row = tl.minimum(n, INTERMEDIATE - 1)  # outputs behind the end repeat the last one
+    # The first half of the tile's rows are gate rows of w13, the second half the up rows of the same outputs.
+    half = tl.arange(0, BLOCK_N) % HALF_N
+    n_row = tl.minimum(tl.program_id(0) * HALF_N + half, INTERMEDIATE - 1)  # outputs behind the end repeat the last
+    n_row += tl.arange(0, BLOCK_N) // HALF_N * INTERMEDIATE
     word = tl.arange(0, BLOCK_K // 4)
-    block = tl.arange(0, BLOCK_K // 32)
-    gate_ptrs = weight_ptr + expert * (2 * INTERMEDIATE * (K // 4)) + n_row[:, None] * (K // 4) + word[None, :]
-    gate_scale_ptrs = scale_ptr + expert * (2 * INTERMEDIATE * (K // 32)) + n_row[:, None] * (K // 32) + block[None, :]
-    x_ptrs = x_ptr + (pair // TOP_K).to(tl.int64)[None, :] * PADDED_K + word[:, None]
-    gate = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
-    up = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
+    k = tl.arange(0, BLOCK_K)
+    weight_ptrs = weight_ptr + expert * (2 * INTERMEDIATE * (K // 4)) + n_row[:, None] * (K // 4) + word[None, :]
+    scale_ptrs = scale_ptr + expert * (2 * INTERMEDIATE * (K // 32)) + n_row * (K // 32)
+    x_ptrs = x_ptr + (pair // TOP_K).to(tl.int64)[None, :] * PADDED_K + k[:, None]
+    acc = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
     for start in tl.range(0, PADDED_K, BLOCK_K, num_stages=NUM_STAGES):
-        gate_word_ptrs = gate_ptrs + start // 4
-        gate_byte_ptrs = gate_scale_ptrs + start // 32
         if K == PADDED_K:
-            gate_words = tl.load(gate_word_ptrs)
-            gate_scale = tl.load(gate_byte_ptrs)
-            up_words = tl.load(gate_word_ptrs + INTERMEDIATE * (K // 4))
-            up_scale = tl.load(gate_byte_ptrs + INTERMEDIATE * (K // 32))
+            words = tl.load(weight_ptrs + start // 4)
         else:
-            is_word = (start // 4 + word < K // 4)[None, :]
-            is_block = (start // 32 + block < K // 32)[None, :]
-            gate_words = tl.load(gate_word_ptrs, mask=is_word, other=0)
-            gate_scale = tl.load(gate_byte_ptrs, mask=is_block, other=0)
-            up_words = tl.load(gate_word_ptrs + INTERMEDIATE * (K // 4), mask=is_word, other=0)
-            up_scale = tl.load(gate_byte_ptrs + INTERMEDIATE * (K // 32), mask=is_block, other=0)
-        x0 = tl.load(x_ptrs + start)
-        x1 = tl.load(x_ptrs + (start + BLOCK_K // 4))
-        x2 = tl.load(x_ptrs + (start + BLOCK_K // 2))
-        x3 = tl.load(x_ptrs + (start + BLOCK_K // 4 * 3))
-        w0, w1, w2, w3 = unpack_e2m1(gate_words, spread_scale(gate_scale, BLOCK_N, BLOCK_K // 32, 8))
-        gate = tl.dot(w0, x0, gate)
-        gate = tl.dot(w1, x1, gate)
-        gate = tl.dot(w2, x2, gate)
-        gate = tl.dot(w3, x3, gate)
-        v0, v1, v2, v3 = unpack_e2m1(up_words, spread_scale(up_scale, BLOCK_N, BLOCK_K // 32, 8))
-        up = tl.dot(v0, x0, up)
-        up = tl.dot(v1, x1, up)
-        up = tl.dot(v2, x2, up)
-        up = tl.dot(v3, x3, up)
+            words = tl.load(weight_ptrs + start // 4, mask=(start // 4 + word < K // 4)[None, :], other=0)
+        scale = load_packed_scale(scale_ptrs, start, K, PADDED_K)
+        if BLOCK_M <= 32:
+            x = tl.load(x_ptrs + start, mask=is_row[None, :], other=0.0)
+        else:
+            x = tl.load(x_ptrs + start)
+        acc = tl.dot(unpack_e2m1(words, scale, BLOCK_N), x, acc)
+    rounded = (acc * SHIFT).to(ACTIVATION).to(tl.float32)
+    gate, up = tl.split(tl.permute(tl.reshape(rounded, [2, HALF_N, BLOCK_M]), (1, 2, 0)))  # [HALF_N, BLOCK_M]
     row_weight = tl.load(row_weight_ptr + pair, mask=is_row, other=0.0)
-    gate_rounded, up_rounded = gate.to(ACTIVATION).to(tl.float32), up.to(ACTIVATION).to(tl.float32)
-    h = clamped_swiglu(gate_rounded, up_rounded, limit) * row_weight[None, :]
+    h = clamped_swiglu(gate, up, limit) * row_weight[None, :]
     h = h.to(ACTIVATION).to(tl.float32)
     if QUANTIZE:
-        blocks = tl.reshape(h, [BLOCK_N // 32, 32, BLOCK_M])
+        blocks = tl.reshape(h, [HALF_N // 32, 32, BLOCK_M])
         amax_bits = tl.max(magnitude_bits(blocks), axis=1)
-        h = tl.reshape(mxfp8_round(blocks, amax_bits[:, None, :]), [BLOCK_N, BLOCK_M])
+        h = tl.reshape(mxfp8_round(blocks, amax_bits[:, None, :]), [HALF_N, BLOCK_M])
     # The second product reads h with its columns turned word by word, like every prepared row.
-    h = tl.where((n < INTERMEDIATE)[:, None], h, 0.0).to(tl.bfloat16)
-    h = tl.reshape(tl.permute(tl.reshape(h, [BLOCK_N // 4, 4, BLOCK_M]), (1, 0, 2)), [BLOCK_N, BLOCK_M])
-    first_n = tl.program_id(0) * BLOCK_N
-    place = tl.arange(0, BLOCK_N)
-    column = first_n // BLOCK_K * BLOCK_K + place // (BLOCK_N // 4) * (BLOCK_K // 4)
-    column += first_n % BLOCK_K // 4 + place % (BLOCK_N // 4)
+    first_n = tl.program_id(0) * HALF_N
+    place = tl.arange(0, HALF_N)
+    h = tl.where((first_n + place < INTERMEDIATE)[:, None], h, 0.0).to(tl.bfloat16)
+    h = tl.reshape(tl.permute(tl.reshape(h, [HALF_N // 4, 4, BLOCK_M]), (1, 0, 2)), [HALF_N, BLOCK_M])
+    column = first_n // BLOCK_K * BLOCK_K + place // (HALF_N // 4) * (BLOCK_K // 4)
+    column += first_n % BLOCK_K // 4 + place % (HALF_N // 4)
     h_ptrs = h_ptr + pair.to(tl.int64)[None, :] * PADDED_INTERMEDIATE + column[:, None]
     tl.store(h_ptrs, h, mask=is_row[None, :])
 
@@ -128,7 +115,7 @@ def experts_up(
     intermediate_size, depth = w13.shape[1] // 2, w13.shape[2] * 2
     width = padded_depth(intermediate_size)
     h = torch.empty((topk_weights.numel(), width), dtype=torch.bfloat16, device=rows.device)
-    _experts_up_kernel[(triton.cdiv(width, tile.columns), tiles.expert.shape[0])](
+    _experts_up_kernel[(triton.cdiv(width, tile.columns // 2), tiles.expert.shape[0])](
         rows,
         w13.view(torch.int16),
         w13_scale,
@@ -145,7 +132,9 @@ def experts_up(
         PADDED_INTERMEDIATE=width,
         ACTIVATION=tl.bfloat16 if activation == torch.bfloat16 else tl.float32,
         QUANTIZE=quantize,
+        SHIFT=WEIGHT_SHIFT,
         BLOCK_N=tile.columns,
+        HALF_N=tile.columns // 2,
         BLOCK_M=tile.rows,
         BLOCK_K=tiling.WORD_BLOCK_K,
         NUM_STAGES=tile.num_stages,

@@ -6,6 +6,7 @@ from deepinfer_kernels import checks
 from deepinfer_kernels.dispatch import use_triton
 from deepinfer_kernels.errors import ShapeError
 from deepinfer_kernels.kv_store import RecordFormat, require_cache
+from deepinfer_kernels.sparse_attention.hopper_kernel import fits_hopper, sparse_attention_hopper
 from deepinfer_kernels.sparse_attention.reference import SlotList, sparse_attention_reference
 from deepinfer_kernels.sparse_attention.triton_kernel import fits_tensor_cores, sparse_attention_triton
 from deepinfer_kernels.sparse_attention.triton_kernel_fp32 import sparse_attention_fp32_triton
@@ -77,6 +78,8 @@ def sparse_attention(
         for part in parts:
             require_cache("sparse_attention", part.kv_cache, q.shape[2], part.fmt)
         if fits_tensor_cores(q, parts, round_p):
+            if fits_hopper(q, parts):
+                return sparse_attention_hopper(q, parts, sink, scale, cos=cos, sin=sin)
             return sparse_attention_triton(q, parts, sink, scale, cos=cos, sin=sin)
         return sparse_attention_fp32_triton(q, parts, sink, scale, round_p=round_p, cos=cos, sin=sin)
     return sparse_attention_reference(q, parts, sink, scale, round_p=round_p, cos=cos, sin=sin)

@@ -1,0 +1,37 @@
+"""Every fault planted in the engine runs and is caught by a relation; the same schedules without fault are equal."""
+
+from __future__ import annotations
+
+import pytest
+
+from deepinfer_determinism.harness import Harness
+from deepinfer_determinism.mutant_runs import CONTROL, ENGINES, compare_mutant, schedule_name
+from deepinfer_determinism.mutants import Mutant
+from deepinfer_determinism.mutants_engine import ENGINE_MUTANTS
+from deepinfer_determinism.results import MutantResult
+
+
+@pytest.mark.parametrize("mutant", ENGINE_MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_relation_catches(mutant: Mutant, harness: Harness) -> None:
+    result = harness.result(schedule_name(mutant.engine))
+    ran = result.facts.fault_calls.get(mutant.fault, 0)
+    comparison = compare_mutant(mutant.name, result)
+    harness.add_mutant(
+        MutantResult(
+            name=mutant.name,
+            ran=ran,
+            caught_by=mutant.relation if comparison.differences > 0 else None,
+            what=mutant.what,
+            rows_compared=comparison.rows,
+            differences=comparison.differences,
+        )
+    )
+    assert ran > 0, f"{mutant.name}: the changed code did not run"
+    assert comparison.differences > 0, f"{mutant.name}: missed by relation {mutant.relation}: {mutant.what}"
+
+
+@pytest.mark.parametrize("mutant", ENGINES)
+def test_the_schedules_of_the_mutants_are_equal_without_fault(mutant: str, harness: Harness) -> None:
+    comparison = compare_mutant(f"{CONTROL} {mutant}", harness.result(schedule_name(mutant)))
+    assert comparison.rows > 0 or mutant == "logprobs"
+    assert comparison.differences == 0, comparison.first

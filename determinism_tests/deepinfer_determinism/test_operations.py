@@ -1,0 +1,94 @@
+"""Every public operation of the kernels keeps the bits of a row in any batch: hypothesis looks for one that does not."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+import deepinfer_kernels
+from deepinfer_determinism.harness import Harness
+from deepinfer_determinism.operation_cases_cache import OPERATIONS, WITHOUT_ROWS
+from deepinfer_determinism.operations import Finding, Layout, Operation, compare_batch, poisoned_memory
+from deepinfer_determinism.results import OperationResult
+
+EXAMPLES = {"quick": 16, "full": 120}  # of hypothesis, per operation and variant
+
+
+def public_operations() -> set[str]:
+    """``folder.function`` of every function that a folder of the kernels defines in its ``__init__.py``."""
+    found = set()
+    for path in sorted(Path(deepinfer_kernels.__path__[0]).glob("*/__init__.py")):
+        module = importlib.import_module(f"deepinfer_kernels.{path.parent.name}")
+        for name, value in vars(module).items():
+            if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_"):
+                found.add(f"{path.parent.name}.{name}")
+    return found
+
+
+def test_every_public_operation_has_an_entry() -> None:
+    listed = {operation.name for operation in OPERATIONS} | set(WITHOUT_ROWS)
+    assert listed == public_operations()
+
+
+def explore(operation: Operation, variant: str, examples: int, seed: int, device: str) -> list[Finding]:
+    """Let hypothesis choose sizes, batches and layouts; stops at the first difference."""
+    findings: list[Finding] = []
+
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        size = data.draw(st.sampled_from(operation.sizes))
+        generator = torch.Generator().manual_seed(1000 * seed + data.draw(st.integers(0, 1 << 16)))
+        layout = Layout(is_strided=data.draw(st.booleans()), has_nan_neighbours=data.draw(st.booleans()))
+        shuffle = data.draw(st.randoms(use_true_random=False))
+        with poisoned_memory():
+            run = operation.build(size, variant, generator, device)
+            alone: dict[int, tuple[torch.Tensor, ...]] = {}
+            batches = [list(range(size)), shuffle.sample(range(size), size), shuffle.choices(range(size), k=size + 3)]
+            low = shuffle.randrange(size)
+            batches.append(list(range(low, size)))
+            shuffle.shuffle(batches[2])
+            for batch in batches:
+                finding = compare_batch(run, batch, layout, alone)
+                findings.append(finding)
+                assert finding.differences == 0, finding.message
+
+    check()
+    return findings
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
+def test_rows_keep_their_bits(
+    operation: Operation, harness: Harness, depth: str, device: str, workload_seed: int
+) -> None:
+    findings: list[Finding] = []
+    try:
+        for variant in operation.variants:
+            findings += explore(operation, variant, EXAMPLES[depth], workload_seed, device)
+        message = ""
+    except AssertionError as error:
+        message = str(error).splitlines()[0]
+    harness.add_operation(
+        OperationResult(
+            operation=operation.name,
+            rows_compared=sum(finding.rows for finding in findings),
+            batches=len(findings),
+            differences=int(bool(message)),
+            message=message,
+        )
+    )
+    assert not message, message
+    assert sum(finding.rows for finding in findings) > 0
