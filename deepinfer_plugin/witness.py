@@ -1,7 +1,7 @@
 """What a response carries so that it can be repeated: the seed that was drawn for it and, on request, a witness.
 
-The witness of an answer is four SHA-256 hashes (hex), see ``witness_of``. A third party who holds prompt ids, output ids
-and log-probabilities computes it alone; one who holds the request only repeats it and compares the hashes.
+The witness of an answer is four SHA-256 hashes (hex), see ``witness_of``. A third party who holds prompt ids, output
+ids and log-probabilities computes it alone; one who holds the request only repeats it and compares the hashes.
 
 ``WitnessMiddleware`` is an ASGI middleware for ``vllm serve --middleware deepinfer_plugin.witness.WitnessMiddleware``;
 ``add_to`` makes it the default of a command line. It loads neither torch nor vLLM.

@@ -11,22 +11,21 @@ from deepinfer_plugin.model.context import BuildContext
 from deepinfer_plugin.model.linear import QuantizedLinear, TensorModule, frozen
 
 
-def ngram_ids(token_ids: torch.Tensor, token_map: torch.Tensor, pad_id: int, image_token_id: int) -> torch.Tensor:
-    """Compressed ids of a token and its predecessors; an image token or the start of the sequence cuts the n-gram.
+def ngram_ids(token_ids: torch.Tensor, token_map: torch.Tensor, pad_id: int) -> torch.Tensor:
+    """Compressed ids of a token and its predecessors; the pad stands before the start of the sequence.
 
     Args:
         token_ids: [num_tokens, max_ngram_size] int64: the token, then its predecessors; -1: before the start.
         token_map: [vocab_size] int64, token id to compressed id.
-        pad_id: compressed id that stands behind a cut.
-        image_token_id: id of the image placeholder.
+        pad_id: compressed id of the pad.
 
     Returns:
-        [num_tokens, max_ngram_size] int64 compressed ids.
+        [num_tokens, max_ngram_size] int64 compressed ids. Every id is text, also that of the image placeholder where a
+        text holds it: images are known by their spans, which the text model does not take.
 
-    Source: spec section 2.9.
+    Source: spec section 2.9; REF without image spans.
     """
-    is_cut = ((token_ids < 0) | (token_ids == image_token_id)).cummax(dim=1).values
-    return torch.where(is_cut, pad_id, token_map[token_ids.clamp_min(0)])
+    return torch.where(token_ids < 0, pad_id, token_map[token_ids.clamp_min(0)])
 
 
 class EngramTable(nn.Module):

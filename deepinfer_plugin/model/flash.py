@@ -130,7 +130,7 @@ class DeepseekV41ForCausalLM(nn.Module):
         compressed_ids: torch.Tensor | None = None
         if self.config.engram_layer_ids:
             ngrams = torch.cat((input_ids[:, None].long(), lookback_ids), dim=1)
-            compressed_ids = ngram_ids(ngrams, self.token_map, self.pad_id, self.config.image_token_id)
+            compressed_ids = ngram_ids(ngrams, self.token_map, self.pad_id)
         embedded = self.embed_input_ids(input_ids)
         streams = embedded[:, None, :].expand(-1, self.config.hc_mult, -1).contiguous()
         pre = identity_pre_mix(streams)

@@ -17,6 +17,7 @@ PLATFORM_GROUP = "vllm.platform_plugins"
 OWN_PACKAGE = "deepinfer_plugin"
 ASCEND_PLUGIN = "ascend"  # name of vllm-ascend's entry point
 
+CUDA_PLATFORM = "deepinfer_plugin.platforms.cuda.DeepInferCudaPlatform"
 CPU_PLATFORM = "deepinfer_plugin.platforms.cpu.DeepInferCpuPlatform"
 REFUSED_PLATFORM = "deepinfer_plugin.platforms.refused.RefusedPlatform"
 
@@ -95,7 +96,8 @@ def platform_class() -> str | None:
         decision = current_decision()
         if decision is None or decision.platform is None:
             return None
-        envs.prepare_interpreter_environment()
+        if decision.platform == CPU_PLATFORM:
+            envs.prepare_interpreter_environment()
     except (PlatformError, SettingError):
         return REFUSED_PLATFORM
     return decision.platform
@@ -118,8 +120,8 @@ def current_decision() -> Decision | None:
 
 
 def _nvidia(machine: Machine) -> Decision:
-    why = f"{machine.num_nvidia} NVIDIA GPU(s) found; vLLM's own CUDA platform serves them"
-    return Decision(accelerator=Accelerator.NVIDIA, platform=None, why=why)
+    why = f"{machine.num_nvidia} NVIDIA GPU(s) found"
+    return Decision(accelerator=Accelerator.NVIDIA, platform=CUDA_PLATFORM, why=why)
 
 
 def _refuse(accelerator: Accelerator, found: str, advice: str) -> Decision:

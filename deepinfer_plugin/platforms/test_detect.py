@@ -10,7 +10,7 @@ import pytest
 
 from deepinfer_plugin.errors import PlatformError, SettingError
 from deepinfer_plugin.platforms import detect
-from deepinfer_plugin.platforms.detect import CPU_PLATFORM, REFUSED_PLATFORM, Decision, Machine, decide
+from deepinfer_plugin.platforms.detect import CPU_PLATFORM, CUDA_PLATFORM, REFUSED_PLATFORM, Decision, Machine, decide
 from deepinfer_plugin.platforms.refused import RefusedPlatform
 from deepinfer_plugin.settings import Accelerator
 
@@ -25,10 +25,10 @@ AUTO, NVIDIA, ASCEND, CPU = Accelerator
     ("wish", "machine", "chosen", "platform"),
     [
         (AUTO, BARE, CPU, CPU_PLATFORM),
-        (AUTO, GPU, NVIDIA, None),
+        (AUTO, GPU, NVIDIA, CUDA_PLATFORM),
         (AUTO, NPU, ASCEND, None),
         (AUTO, OTHER, CPU, None),
-        (NVIDIA, GPU, NVIDIA, None),
+        (NVIDIA, GPU, NVIDIA, CUDA_PLATFORM),
         (ASCEND, NPU, ASCEND, None),
         (CPU, BARE, CPU, CPU_PLATFORM),
         (CPU, GPU, CPU, CPU_PLATFORM),

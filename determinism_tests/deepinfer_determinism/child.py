@@ -7,10 +7,12 @@ and it counts which thresholds were reached.
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -51,11 +53,11 @@ def run_schedule(schedule: Schedule, out: Path) -> None:
         driver = EngineDriver(run)
         stack.callback(driver.close)
         started_s = time.monotonic()
-        for number, action in enumerate(run.actions):
-            with ExitStack() as action_stack:
-                paths = schedule.action_faults.get(number, ())
-                counters = {path: action_stack.enter_context(_fault(path)) for path in paths}
-                driver.act(action)
+        for paths, numbers in _spans(schedule):
+            with ExitStack() as span_stack:
+                counters = {path: span_stack.enter_context(_fault(path)) for path in paths}
+                for number in numbers:
+                    driver.act(run.actions[number])
                 for path, counter in counters.items():
                     calls[path] += counter.calls
         for path, counter in whole_run.items():
@@ -72,6 +74,13 @@ def run_schedule(schedule: Schedule, out: Path) -> None:
     partial = out.with_suffix(".partial")
     save_file(arrays, partial, metadata=metadata)
     partial.replace(out)
+
+
+def _spans(schedule: Schedule) -> Iterator[tuple[tuple[str, ...], list[int]]]:
+    """Faults, and the numbers of the actions in a row that they are in force in: entered once, they keep state."""
+    numbers = range(len(schedule.run.actions))
+    for paths, span in itertools.groupby(numbers, lambda number: schedule.action_faults.get(number, ())):
+        yield paths, list(span)
 
 
 def _engine_facts(driver: EngineDriver) -> dict[str, int]:

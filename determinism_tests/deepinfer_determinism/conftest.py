@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -42,6 +43,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("case", cases, ids=[case.name for case in cases])
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Coverage is a sum over all engines, so its tests come last."""
+    items.sort(key=lambda item: "reaches_both_sides" in item.name)
+
+
 @pytest.fixture(scope="session")
 def depth(request: pytest.FixtureRequest) -> str:
     return str(request.config.getoption("--depth"))
@@ -58,23 +64,28 @@ def workload_seed(request: pytest.FixtureRequest) -> int:
 
 
 @pytest.fixture(scope="session")
+def has_all_relations(request: pytest.FixtureRequest) -> bool:
+    """Every relation of the plan is among the selected tests, and none was left out with --relation."""
+    names = {item.callspec.params["case"].name for item in _with_parameters(request.session, "case")}
+    plan = _plan(request.config)
+    return not request.config.getoption("--relation") and names == {case.name for case in plan.cases}
+
+
+def _with_parameters(session: pytest.Session, name: str) -> list[Any]:
+    items: list[Any] = [item for item in session.items if hasattr(item, "callspec")]
+    return [item for item in items if name in item.callspec.params]
+
+
+@pytest.fixture(scope="session")
 def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
     """Children start when the first test asks for the harness, with what the selected tests will need."""
     config = request.config
     plan = _plan(config)
-    wanted = [
-        item.callspec.params
-        for item in request.session.items
-        if isinstance(item, pytest.Function) and hasattr(item, "callspec")
-    ]
+    wanted = [item.callspec.params["case"] for item in _with_parameters(request.session, "case")]
+    has_mutants = bool(_with_parameters(request.session, "mutant"))
     with Children(config.getoption("--device")) as children:
         session = config.stash[HARNESS] = Harness(_options(config), children)
-        session.start(
-            plan.groups(
-                [params["case"] for params in wanted if "case" in params],
-                has_mutants=any("mutant" in params for params in wanted),
-            )
-        )
+        session.start(plan.groups(wanted, has_mutants=has_mutants))
         yield session
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 
 from deepinfer_determinism.engine import ScheduleResult
@@ -157,7 +158,7 @@ def _inverted_pairs(result: ScheduleResult) -> int:
     inverted = 0
     for step in result.facts.steps:
         lengths = [prompt[name] for name in step if not name.startswith("n")]
-        inverted += sum(left > right for left, right in zip(lengths, lengths[1:], strict=False))
+        inverted += sum(left > right for left, right in itertools.pairwise(lengths))
     return inverted
 
 

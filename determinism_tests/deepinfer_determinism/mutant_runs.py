@@ -30,22 +30,22 @@ class Stress:
     Attributes:
         flags: of the engine.
         changed: actions that repeat the probes under the changed circumstances, from probes and workload.
-        alone_flags: none; the probes run alone in the same engine, one after another.
+        outputs: output tokens of every probe.
     """
 
     flags: tuple[str, ...]
     changed: Callable[[Probes, Workload], Sequence[Action]]
+    outputs: int = 4
 
 
-def _probes(workload: Workload) -> Probes:
+def _probes(workload: Workload, outputs: int) -> Probes:
     """Greedy and drawn, short and long, with and without prompt rows."""
-    requests = [
-        workload.neighbour("a", 9, 4, temperature=1.0, seed=5),
-        replace(workload.neighbour("b", 30, 3), prompt_rows=True),
-        workload.neighbour("c", 33, 4, temperature=1.2, seed=5),
-        workload.neighbour("d", 70, 3),
-    ]
-    return tuple(requests)
+    return (
+        workload.neighbour("a", 9, outputs, temperature=1.0, seed=5),
+        replace(workload.neighbour("b", 30, outputs), prompt_rows=True),
+        workload.neighbour("c", 33, outputs, temperature=1.2, seed=5),
+        workload.neighbour("d", 70, outputs),
+    )
 
 
 def _crowd(probes: Probes, workload: Workload) -> Sequence[Action]:
@@ -68,9 +68,8 @@ def _cache(probes: Probes, workload: Workload) -> Sequence[Action]:
 
 
 def _preemption(probes: Probes, workload: Workload) -> Sequence[Action]:
-    growing = tuple(replace(probe, name=f"{probe.name}", tokens=probe.tokens) for probe in probes)
-    others = tuple(workload.neighbour(f"n{i}", 60 + i, 24) for i in range(4))
-    return [Action(add=(others[0], *growing, *others[1:]))]
+    others = tuple(workload.neighbour(f"n{i}", 50 + i, 30) for i in range(3))
+    return [Action(add=others, steps=3), Action(add=probes[::-1])]  # the one that came last is preempted first
 
 
 def _copies(probes: Probes, workload: Workload) -> Sequence[Action]:
@@ -95,7 +94,9 @@ ENGINES: Mapping[str, Stress] = {
     "chunks": Stress(flags=(NO_CACHE, "--max-num-batched-tokens=71", SMALL_BLOCKS), changed=_chunks),
     "cache": Stress(flags=(SMALL_BLOCKS,), changed=_cache),
     "preemption": Stress(
-        flags=(NO_CACHE, SMALL_BLOCKS, "--num-gpu-blocks-override=70", "--max-model-len=200"), changed=_preemption
+        flags=(NO_CACHE, SMALL_BLOCKS, "--num-gpu-blocks-override=70", "--max-model-len=200"),
+        changed=_preemption,
+        outputs=14,
     ),
     "copies": Stress(flags=(NO_CACHE,), changed=_copies),
     "logprobs": Stress(flags=(NO_CACHE,), changed=_logprobs),
@@ -126,7 +127,6 @@ def mutant_schedules(options: Options) -> list[Schedule]:
             stress = ENGINES[item.engine]
             own = _own_actions(item.name, stress, workload)
             if item.fault:
-                # the fault is entered once per action: what it keeps between calls is lost, as after a restart
                 faults |= {len(actions) + number: (item.fault,) for number in range(len(own))}
             actions += own
         made = make_schedule(schedule_name(engine), actions, setting, ENGINES[engine].flags)
@@ -144,7 +144,7 @@ def _of_engine(engine: str) -> list[Mutant]:
 
 
 def _own_actions(name: str, stress: Stress, workload: Workload) -> list[Action]:
-    probes = _probes(workload)
+    probes = _probes(workload, stress.outputs)
     alone = Action(reset_prefix_cache=True)
     actions = [alone, *(Action(add=(_named(probe, name, "alone"),)) for probe in probes)]
     for action in stress.changed(probes, workload):

@@ -42,15 +42,19 @@ def _first_rows(req_idx: torch.Tensor) -> torch.Tensor:
     return torch.where(starts, torch.arange(len(req_idx)), 0).cummax(dim=0).values
 
 
-def library_product_from_64_rows() -> AbstractContextManager[Calls]:
-    """Steps of 64 and more rows leave the tile family."""
+def _halves(original: Function, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """The product with its depth split in two."""
+    half = x.shape[1] // 2
+    return original(x[:, :half], w[:, :half]) + original(x[:, half:], w[:, half:])  # type: ignore[no-any-return]
+
+
+def another_order_from_64_rows() -> AbstractContextManager[Calls]:
+    """Steps of 64 and more rows take a tile whose depth is summed in another order."""
 
     def change(original: Function, calls: Calls) -> Function:
         def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-            if x.shape[0] < 64:
-                return original(x, w)  # type: ignore[no-any-return]
-            calls.calls += 1
-            return x @ w.t()
+            calls.calls += x.shape[0] >= 64
+            return _halves(original, x, w) if x.shape[0] >= 64 else original(x, w)
 
         return product
 
@@ -58,15 +62,12 @@ def library_product_from_64_rows() -> AbstractContextManager[Calls]:
 
 
 def decode_has_its_own_kernel() -> AbstractContextManager[Calls]:
-    """Products of up to four rows, a decode step, are summed in two halves."""
+    """Products of up to four rows, a decode step, are summed in another order."""
 
     def change(original: Function, calls: Calls) -> Function:
         def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-            if x.shape[0] > 4:
-                return original(x, w)  # type: ignore[no-any-return]
-            calls.calls += 1
-            half = x.shape[1] // 2
-            return original(x[:, :half], w[:, :half]) + original(x[:, half:], w[:, half:])  # type: ignore[no-any-return]
+            calls.calls += x.shape[0] <= 4
+            return _halves(original, x, w) if x.shape[0] <= 4 else original(x, w)
 
         return product
 
@@ -403,7 +404,7 @@ def _mutant(fault: Fault, relation: str, engine: str) -> Mutant:
 
 
 ENGINE_MUTANTS: tuple[Mutant, ...] = (
-    _mutant(library_product_from_64_rows, "neighbours", "crowd"),
+    _mutant(another_order_from_64_rows, "neighbours", "crowd"),
     _mutant(decode_has_its_own_kernel, "decode", "decode"),
     _mutant(seed_of_the_first_request, "neighbours", "crowd"),
     _mutant(seed_plus_row, "slot", "crowd"),

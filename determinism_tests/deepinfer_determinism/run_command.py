@@ -13,7 +13,7 @@ from deepinfer_plugin.cli.console import say
 from deepinfer_plugin.errors import EngineError, SettingError
 
 PASSED, FAILED = 0, 1
-INTERRUPTED, NO_TESTS = 2, 5  # exit codes of pytest
+INTERRUPTED = 2  # exit code of pytest
 TESTS = ("test_operations.py", "test_relations.py", "test_operation_mutants.py", "test_engine_mutants.py")
 
 
@@ -27,6 +27,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default cpu)")
     parser.add_argument("--workload-seed", type=int, default=0, help="chooses the workload (default 0)")
     parser.add_argument("--relation", action="append", default=[], help="run this relation only; repeatable")
+    parser.add_argument("--schedules", type=Path, default=None, help="store every schedule here, for locate and replay")
     parser.add_argument("--out", type=Path, default=Path("determinism.json"), help="default determinism.json")
     parser.set_defaults(run=run, depth="quick")
 
@@ -37,11 +38,12 @@ def run(arguments: argparse.Namespace) -> int:
         raise SettingError(f"run: --out is {arguments.out}, a folder, expected a file; name one in it")
     before = arguments.out.stat().st_mtime_ns if arguments.out.exists() else None
     folder = Path(__file__).parent
-    command = [sys.executable, "-m", "pytest", "-q", f"--rootdir={folder.parent}", "--import-mode=importlib"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "deepinfer_determinism.options", "--import-mode=importlib"]
     command += [str(folder / name) for name in TESTS]
     command += [f"--depth={arguments.depth}", f"--checkpoint={arguments.checkpoint}", f"--device={arguments.device}"]
     command += [f"--workload-seed={arguments.workload_seed}", f"--result={arguments.out.resolve()}"]
     command += [f"--relation={name}" for name in arguments.relation]
+    command += [] if arguments.schedules is None else [f"--schedules={arguments.schedules.resolve()}"]
     process = subprocess.Popen(command)
     try:
         code = process.wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from deepinfer_determinism.replay import Pair
 from deepinfer_determinism.schedule import Schedule
@@ -130,30 +131,51 @@ def _fewer_requests(pair: Pair, target: str, test: Test, budget: Budget) -> Iter
 
 
 def _shorter_prompts(pair: Pair, target: str, test: Test, budget: Budget) -> Iterator[Pair]:
-    """Cut prompts at their ends, to the shortest length of a list that parts: all of them alike, then each."""
-    candidates = [_all_cut(pair, n) for n in _smaller(max(len(_request(pair, name).tokens) for name in _names(pair)))]
-    found = budget.first(candidates, test)
-    if found is not None:
-        pair = found
+    """Cut prompts at their ends: all of them alike, then each, to the shortest that parts."""
+    longest = max(len(_request(pair, name).tokens) for name in _names(pair))
+    for smaller in _least(longest, partial(_all_cut, pair), test, budget):
+        pair = smaller
         yield pair
     for name in sorted(_names(pair), key=lambda name: -len(_request(pair, name).tokens)):
-        candidates = [change_request(pair, name, _cut(n)) for n in _smaller(len(_request(pair, name).tokens))]
-        found = budget.first(candidates, test)
-        if found is not None:
-            pair = found
+        count = len(_request(pair, name).tokens)
+        for smaller in _least(count, partial(_one_cut, pair, name), test, budget):
+            pair = smaller
             yield pair
 
 
-def _smaller(count: int) -> list[int]:
-    """Numbers below ``count``, ascending: all small ones, some of the larger ones."""
-    steps = {*range(1, 9), *(2**k for k in range(3, 20)), *(3 * 2**k for k in range(2, 20)), count // 2, count - 1}
-    return sorted(step for step in steps if 0 < step < count)
+def _least(count: int, make: Callable[[int], Pair], test: Test, budget: Budget) -> Iterator[Pair]:
+    """Pairs with ever smaller numbers below ``count``, found by dividing the range into as many parts as a batch holds.
+
+    It reaches the smallest number that parts where every larger one parts too.
+    """
+    fails, parts = 0, count
+    while parts - fails > 1:
+        step = -(-(parts - fails) // (BATCH + 1))
+        numbers = list(range(fails + step, parts, step)) or [fails + 1]
+        made = {number: make(number) for number in numbers}
+        found = budget.first(list(made.values()), test)
+        if found is None:
+            if step == 1:
+                return
+            fails = numbers[-1]
+            continue
+        parts = next(number for number, candidate in made.items() if candidate is found)
+        fails = max([fails, *(number for number in numbers if number < parts)])
+        yield found
 
 
 def _all_cut(pair: Pair, length: int) -> Pair:
     for name in _names(pair):
         pair = change_request(pair, name, _cut(length))
     return pair
+
+
+def _one_cut(pair: Pair, name: str, length: int) -> Pair:
+    return change_request(pair, name, _cut(length))
+
+
+def _with_outputs(pair: Pair, name: str, count: int) -> Pair:
+    return change_request(pair, name, _outputs(count))
 
 
 def _cut(length: int) -> Callable[[Request], Request]:
@@ -166,16 +188,15 @@ def _fewer_outputs(pair: Pair, target: str, test: Test, budget: Budget) -> Itera
     least = pair
     for name in names:
         least = change_request(least, name, _outputs(1))
-    if least != pair:
+    if any(_num_outputs(_request(pair, name)) > 1 for name in names):
         found = budget.first([least], test)
         if found is not None:
             yield found
             return
     for name in names:
-        counts = _smaller(_num_outputs(_request(pair, name)))
-        found = budget.first([change_request(pair, name, _outputs(count)) for count in counts], test)
-        if found is not None:
-            pair = found
+        count = _num_outputs(_request(pair, name))
+        for smaller in _least(count, partial(_with_outputs, pair, name), test, budget):
+            pair = smaller
             yield pair
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
 from deepinfer_determinism import locate, replay, row_hashes, shrink
 from deepinfer_determinism.replay import Pair
 from deepinfer_determinism.row_hashes import Recorder, RowHashes, RowName, row_hash
@@ -46,7 +47,7 @@ def crowded(num_others: int = 5, faults: tuple[str, ...] = ()) -> Pair:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_row_hash_is_a_function_of_the_bits_of_the_row(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(9, 5, 7, generator=generator).mul(50).to(dtype)
+    x = torch.randn(9, 5, 7, generator=generator).mul(20).to(dtype)
     whole = row_hash(x)
     assert whole.dtype == torch.int64
     assert torch.equal(whole[3:5], row_hash(x[3:5].clone()))
@@ -56,7 +57,7 @@ def test_a_row_hash_is_a_function_of_the_bits_of_the_row(dtype: torch.dtype) -> 
     bits.view(torch.uint8)[4, 2, 1] ^= 1
     assert (row_hash(bits) != whole).tolist() == [False] * 4 + [True] + [False] * 4
     swapped = x.clone()
-    swapped[0, 0, [0, 1]] = x[0, 0, [1, 0]]
+    swapped[0, 0] = x[0, 0, torch.arange(6, -1, -1)]
     assert row_hash(swapped)[0] != whole[0]
 
 
@@ -170,7 +171,7 @@ def test_shrinking_reaches_the_smallest_pair() -> None:
     assert set(last.b.requests) == {"n13", "p@crowd"}
     assert set(last.a.requests) == {"p"}
     assert len(last.b.requests["p@crowd"].tokens) == len(last.a.requests["p"].tokens)
-    assert 17 <= len(last.b.requests["p@crowd"].tokens) <= 20
+    assert len(last.b.requests["p@crowd"].tokens) == 17
     assert len(last.b.requests["n13"].tokens) == 3
     assert last.b.requests["n13"].max_tokens == 1
 

@@ -1,4 +1,4 @@
-"""Every public operation of the kernels keeps the bits of a row in any batch: hypothesis looks for one that does not."""
+"""Every public operation of the kernels keeps the bits of a row in any batch: hypothesis seeks a counterexample."""
 
 from __future__ import annotations
 

@@ -20,6 +20,8 @@ PAGES = (32, 128)  # tokens in a block of window records, and of entries
 FIRST_TOKEN = 3  # below are the special tokens of the small checkpoints
 SPECIAL_AT_THE_END = 3  # noise, image and pad ids
 MAX_PROMPT = 260  # quick set; prompts and outputs fit --max-model-len=512
+MAX_PROMPT_FULL = 460
+FULL_PROBES = 30
 
 # Sampling parameters that the probes take in turn; the first is greedy.
 SAMPLING: tuple[Mapping[str, Any], ...] = (
@@ -100,6 +102,24 @@ class Workload:
         longer = shared + _tokens(draw, sizes, PAGES[0] + 1)
         probes.append(Request(name="longer", tokens=longer, max_tokens=num_outputs))
         return cls(sizes=sizes, seed=seed, probes=tuple(probes))
+
+    @classmethod
+    def build_full(cls, sizes: Sizes, seed: int) -> Workload:
+        """The probes of ``build`` and many long ones with all their prompt rows, which cost little per row."""
+        quick = cls.build(sizes, seed)
+        draw = random.Random(f"full workload {seed}")
+        edges = sizes.edges()
+        lengths = [draw.randint(140, MAX_PROMPT_FULL) for _ in range(FULL_PROBES)]
+        lengths += [edge + 128 for edge in edges]
+        long = []
+        for number, length in enumerate(lengths):
+            sampling = dict(SAMPLING[number % len(SAMPLING)])
+            tokens = _tokens(draw, sizes, length)
+            has_rows = number % 5 != 4
+            long.append(
+                Request(name=f"q{number}", tokens=tokens, max_tokens=2, prompt_rows=has_rows, sampling=sampling)
+            )
+        return cls(sizes=sizes, seed=seed, probes=(*quick.probes[:-4], *long, *quick.probes[-4:]))
 
     def few(self, step: int = 3) -> tuple[Request, ...]:
         """Every ``step``-th probe, and the last four: for relations that cost many engine steps."""

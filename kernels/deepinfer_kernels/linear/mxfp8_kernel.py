@@ -52,10 +52,7 @@ def _mxfp8_narrow_kernel(
         else:
             words = tl.load(weight_ptrs + start // 2, mask=(start // 2 + word < K // 2)[None, :], other=0)
         scale = load_packed_scale(scale_ptrs, start, K, PADDED_K)
-        if BLOCK_M <= 32:
-            x = tl.load(x_ptrs + start, mask=is_row, other=0.0)
-        else:
-            x = tl.load(x_ptrs + start)
+        x = tl.load(x_ptrs + start, mask=is_row, other=0.0) if BLOCK_M <= 32 else tl.load(x_ptrs + start)
         acc = tl.dot(unpack_e4m3(words, scale, BLOCK_N), x, acc)
     m_out = part.to(tl.int64) * num_rows + m
     out_ptrs = out_ptr + m_out[None, :] * out_stride_m + group * num_out + n[:, None]

@@ -51,10 +51,7 @@ def _experts_down_kernel(
         else:
             words = tl.load(weight_ptrs + start // 4, mask=(start // 4 + word < K // 4)[None, :], other=0)
         scale = load_packed_scale(scale_ptrs, start, K, PADDED_K)
-        if BLOCK_M <= 32:
-            h = tl.load(h_ptrs + start, mask=is_row[None, :], other=0.0)
-        else:
-            h = tl.load(h_ptrs + start)
+        h = tl.load(h_ptrs + start, mask=is_row[None, :], other=0.0) if BLOCK_M <= 32 else tl.load(h_ptrs + start)
         acc = tl.dot(unpack_e2m1(words, scale, BLOCK_N), h, acc)
     out_ptrs = out_ptr + pair[None, :] * HIDDEN + n[:, None]
     tl.store(out_ptrs, (acc * SHIFT).to(out_ptr.dtype.element_ty), mask=is_row[None, :] & (n < HIDDEN)[:, None])

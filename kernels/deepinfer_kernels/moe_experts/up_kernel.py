@@ -62,10 +62,7 @@ def _experts_up_kernel(
         else:
             words = tl.load(weight_ptrs + start // 4, mask=(start // 4 + word < K // 4)[None, :], other=0)
         scale = load_packed_scale(scale_ptrs, start, K, PADDED_K)
-        if BLOCK_M <= 32:
-            x = tl.load(x_ptrs + start, mask=is_row[None, :], other=0.0)
-        else:
-            x = tl.load(x_ptrs + start)
+        x = tl.load(x_ptrs + start, mask=is_row[None, :], other=0.0) if BLOCK_M <= 32 else tl.load(x_ptrs + start)
         acc = tl.dot(unpack_e2m1(words, scale, BLOCK_N), x, acc)
     rounded = (acc * SHIFT).to(ACTIVATION).to(tl.float32)
     gate, up = tl.split(tl.permute(tl.reshape(rounded, [2, HALF_N, BLOCK_M]), (1, 2, 0)))  # [HALF_N, BLOCK_M]
