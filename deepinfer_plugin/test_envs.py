@@ -136,3 +136,12 @@ def test_the_interpreter_environment_keeps_a_thread_count_that_is_set(monkeypatc
     child = envs.child_environment()
     names = ("CUDA_VISIBLE_DEVICES", "TRITON_INTERPRET", "VLLM_USE_V2_MODEL_RUNNER", "OMP_NUM_THREADS")
     assert [child[name] for name in names] == ["", "1", "1", "3"]
+
+
+def test_a_variable_is_set_only_to_a_value_inside_its_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEEPINFER_ARITHMETIC", "ref")
+    envs.set_variable("DEEPINFER_ARITHMETIC", "s32")
+    assert Settings.from_envs().arithmetic is Arithmetic.S32
+    with pytest.raises(SettingError, match="DEEPINFER_ARITHMETIC is 's33'"):
+        envs.set_variable("DEEPINFER_ARITHMETIC", "s33")
+    assert Settings.from_envs().arithmetic is Arithmetic.S32

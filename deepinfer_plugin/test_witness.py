@@ -1,4 +1,4 @@
-"""Drawn seeds and witnesses, through the middleware around a small ASGI application."""
+"""Witnesses, through the middleware around a small ASGI application."""
 
 from __future__ import annotations
 
@@ -146,25 +146,18 @@ def test_a_stream_carries_the_witness_on_its_last_chunk() -> None:
     assert "token_ids" not in first["choices"][0]
 
 
-def test_a_sampled_request_without_a_seed_gets_one_and_is_told() -> None:
-    app = App()
-    value = json.loads(post(app, {"temperature": 0.7})[1])
-    assert value.pop("deepinfer") == {"seed": app.body["seed"]}
-    assert value == completion({})
-    other = App()
-    post(other, {})
-    assert other.body["seed"] != app.body["seed"]
-    stream = App(chunks)
-    _, text = post(stream, {"stream": True})
-    seeds = [json.loads(event[6:]).get("deepinfer") for event in text.split(b"\n\n")[:2]]
-    assert seeds == [{"seed": stream.body["seed"]}, None]
-
-
-@pytest.mark.parametrize("body", [{"seed": 0}, {"temperature": 0}, {"vllm_xargs": {"seq_seed": 3}}])
-def test_a_request_that_needs_no_seed_keeps_its_bytes(body: dict[str, Any]) -> None:
+@pytest.mark.parametrize("body", [{"temperature": 0.5}, {"vllm_xargs": {"seq_seed": 3}}, {"vllm_xargs": None}])
+def test_a_request_without_the_word_keeps_its_bytes(body: dict[str, Any]) -> None:
     app = App()
     assert json.loads(post(app, body)[1]) == completion({})
     assert app.raw == json.dumps(body).encode()
+
+
+@pytest.mark.parametrize("word", [0, "0", "false", ""])
+def test_a_witness_can_be_declined(word: object) -> None:
+    app = App()
+    assert json.loads(post(app, {"vllm_xargs": {"witness": word}})[1]) == completion({})
+    assert app.body == {"vllm_xargs": None}
 
 
 def test_errors_and_bodies_that_are_no_json_are_passed_on() -> None:
@@ -190,8 +183,8 @@ def test_a_server_without_token_ids_gives_an_error_instead_of_a_hash() -> None:
 def test_it_becomes_a_default_of_the_command_line() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--middleware", action="append", default=[])
-    witness.add_to(parser)
-    witness.add_to(parser)
-    witness.add_to(None)
+    witness.add_to_server(parser)
+    witness.add_to_server(parser)
+    witness.add_to_server(None)
     assert parser.parse_args([]).middleware == [witness.CLASS_PATH]
     assert parser.parse_args(["--middleware", "a.b"]).middleware == [witness.CLASS_PATH, "a.b"]

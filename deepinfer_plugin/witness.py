@@ -1,28 +1,23 @@
-"""What a response carries so that it can be repeated: the seed that was drawn for it and, on request, a witness.
+"""Witness: hashes of an answer that it carries on request, so that a third party can repeat one request and compare.
 
-The witness of an answer is four SHA-256 hashes (hex), see ``witness_of``. A third party who holds prompt ids, output
-ids and log-probabilities computes it alone; one who holds the request only repeats it and compares the hashes.
+They are four SHA-256 hashes (hex), see ``witness_of``. Who holds prompt ids, output ids and log-probabilities computes
+them alone; who holds the request only sends it again, with the seed that the answer names, and compares.
 
 ``WitnessMiddleware`` is an ASGI middleware for ``vllm serve --middleware deepinfer_plugin.witness.WitnessMiddleware``;
-``add_to`` makes it the default of a command line. It loads neither torch nor vLLM.
+``add_to_server`` makes it the default of a command line. Importing it loads neither torch nor vLLM.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import secrets
 import struct
-from argparse import ArgumentParser
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 CLASS_PATH = f"{__name__}.WitnessMiddleware"
 EXTRA_ARG = "witness"  # key in ``vllm_xargs``: 1 asks for a witness; it is taken out before vLLM sees the request
-SEED_EXTRA_ARG = "seq_seed"
-RESPONSE_FIELD = "deepinfer"  # of the response, or of a stream's first chunk: {"seed": the seed that was drawn}
-SEED_BITS = 53  # every JSON reader keeps such an integer
 LAYOUT = b"deepinfer-witness-1\0"
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 OTHER_GENERATORS = ("/v1/responses", "/v1/messages", "/inference/v1/generate")
@@ -64,13 +59,15 @@ def witness_of(prompt_ids: Sequence[int], output_ids: Sequence[int], logprobs: S
     return {"prompt": prompt, "output": output, "logprobs": scores, "all": whole.hexdigest()}
 
 
-def add_to(parser: ArgumentParser | None) -> None:
-    """Make the middleware a default of a command line that knows ``--middleware``; a user's own ones stay."""
-    if parser is None:
-        return
-    for action in parser._actions:
-        if action.dest == "middleware" and isinstance(action.default, list) and CLASS_PATH not in action.default:
-            action.default = [*action.default, CLASS_PATH]
+def add_to_server(parser: Any) -> None:
+    """Make the middleware a default of the parser, if it is that of a server; ``--middleware`` adds others to it.
+
+    Args:
+        parser: an ``argparse`` parser, or None.
+    """
+    present = None if parser is None else parser.get_default("middleware")
+    if present is not None and CLASS_PATH not in present:
+        parser.set_defaults(middleware=[*present, CLASS_PATH])
 
 
 @dataclass(slots=True)
@@ -84,25 +81,12 @@ class _Tokens:
 
 @dataclass(slots=True)
 class _Plan:
-    """What to do with the response of one request."""
+    """What to do with the response to one request."""
 
     is_chat: bool
-    seed: int | None = None  # the seed that was drawn
-    has_witness: bool = False
     hides_ids: bool = False  # the client did not ask for token ids
     hides_logprobs: bool = False
     choices: dict[int, _Tokens] = field(default_factory=dict)
-
-    @property
-    def does_nothing(self) -> bool:
-        return self.seed is None and not self.has_witness
-
-    def note(self, head: bytes) -> bytes:
-        """``head`` with the drawn seed behind its first brace; the rest keeps its bytes."""
-        if self.seed is None:
-            return head
-        text = json.dumps({RESPONSE_FIELD: {"seed": self.seed}})[:-1]
-        return head.replace(b"{", text.encode() + b",", 1)
 
     def with_witness(self, data: bytes) -> bytes:
         """A JSON response, or one chunk of a stream, with the witness of each choice that it ends."""
@@ -138,7 +122,7 @@ class _Plan:
 
 
 class WitnessMiddleware:
-    """Draws a seed for a sampled request that has none, and returns it; adds a witness where one is asked for.
+    """Adds a witness to an answer whose request asks for one; leaves every other answer alone.
 
     A request asks with ``"vllm_xargs": {"witness": 1}``. Its answer then carries ``choices[i].witness``, in a stream on
     the chunk that ends the choice. Everything else of request and response is passed on unchanged.
@@ -157,17 +141,15 @@ class WitnessMiddleware:
         body = await _read_body(receive)
         if body is None:
             return
-        if path.endswith(OTHER_GENERATORS):
-            if _asks_for_witness(_object(body)):
-                await _refuse(send, f"witness: {path} does not carry one, expected {COMPLETIONS} or {CHAT}; ask there")
-                return
-            plan = _Plan(is_chat=False)
-        else:
+        if path.endswith(OTHER_GENERATORS) and _asks_for_witness(_object(body)):
+            await _refuse(send, f"witness: {path} does not carry one, expected {COMPLETIONS} or {CHAT}; ask there")
+            return
+        plan = None
+        if not path.endswith(OTHER_GENERATORS):
             body, plan = _prepare(body, path.endswith(CHAT))
         headers = [(name, value) for name, value in scope["headers"] if name != b"content-length"]
         scope = {**scope, "headers": [*headers, (b"content-length", str(len(body)).encode())]}
-        answer = send if plan.does_nothing else _Rewriter(plan, send)
-        await self._app(scope, _replay(body, receive), answer)
+        await self._app(scope, _replay(body, receive), send if plan is None else _Rewriter(plan, send))
 
 
 class _Rewriter:
@@ -179,7 +161,6 @@ class _Rewriter:
         self._start: Message | None = None
         self._kind = ""
         self._pending = b""
-        self._is_first_event = True
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -201,8 +182,7 @@ class _Rewriter:
         self._pending += message.get("body", b"")
         if message.get("more_body", False):
             return
-        body = self._plan.with_witness(self._pending) if self._plan.has_witness else self._pending
-        body = self._plan.note(body)
+        body = self._plan.with_witness(self._pending)
         assert self._start is not None
         headers = [(name, value) for name, value in self._start["headers"] if bytes(name).lower() != b"content-length"]
         await self._send({**self._start, "headers": [*headers, (b"content-length", str(len(body)).encode())]})
@@ -221,37 +201,24 @@ class _Rewriter:
         name, separator, data = event.partition(b"data: ")
         if name or not separator or not data.startswith(b"{"):
             return event
-        if self._plan.has_witness:
-            data = self._plan.with_witness(data)
-        if self._is_first_event:
-            data = self._plan.note(data)
-            self._is_first_event = False
-        return separator + data
+        return separator + self._plan.with_witness(data)
 
 
-def _prepare(body: bytes, is_chat: bool) -> tuple[bytes, _Plan]:
-    """The body for vLLM, and what to do with the answer; a body that is no JSON object is left to vLLM to refuse."""
-    plan = _Plan(is_chat=is_chat)
+def _prepare(body: bytes, is_chat: bool) -> tuple[bytes, _Plan | None]:
+    """The body for vLLM, and what to do with the answer; None and the same bytes where no witness is asked for."""
     value = _object(body)
-    if value is None:
-        return body, plan
-    given = value.get("vllm_xargs")
-    extra = dict(given) if isinstance(given, dict) else {}
-    is_changed = EXTRA_ARG in extra
-    if is_changed:
-        plan.has_witness = _asks_for_witness(value)
-        del extra[EXTRA_ARG]
-        value["vllm_xargs"] = extra or None
-    if plan.has_witness:
+    extra = (value or {}).get("vllm_xargs")
+    if value is None or not isinstance(extra, dict) or EXTRA_ARG not in extra:
+        return body, None
+    plan = _Plan(is_chat=is_chat) if _asks_for_witness(value) else None
+    value["vllm_xargs"] = {name: content for name, content in extra.items() if name != EXTRA_ARG} or None
+    if plan is not None:
         plan.hides_ids = not value.get("return_token_ids")
         value["return_token_ids"] = True
         plan.hides_logprobs = not value.get("logprobs") if is_chat else value.get("logprobs") is None
         if plan.hides_logprobs:
             value["logprobs"] = True if is_chat else 0
-    if value.get("seed") is None and SEED_EXTRA_ARG not in extra and value.get("temperature") != 0:
-        plan.seed = value["seed"] = secrets.randbits(SEED_BITS)
-        is_changed = True
-    return (json.dumps(value).encode() if is_changed else body), plan
+    return json.dumps(value).encode(), plan
 
 
 def _object(body: bytes) -> dict[str, Any] | None:

@@ -33,7 +33,7 @@ class DeepInferCpuPlatform(CpuPlatform):
 
     @classmethod
     def register_triton_kernel_overrides(cls) -> None:
-        """Replace the runner's kernels that are slow in the interpreter; vLLM's own list needs its compiled extension."""
+        """Replace the runner's kernels that are slow in the interpreter; vLLM's own list is compiled code."""
         from vllm.triton_utils.dispatcher import register_kernels
 
         from deepinfer_plugin.worker.cpu_kernels import OVERRIDES

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 
-class DeepInferCudaPlatform(CudaPlatform):  # type: ignore[misc, valid-type]
+class DeepInferCudaPlatform(CudaPlatform):
     """Keeps ``_enum = CUDA``, so every check of vLLM for CUDA holds; other models than ours see no difference."""
 
     @classmethod

@@ -8,6 +8,7 @@ from types import ModuleType
 
 import pytest
 
+from deepinfer_plugin import envs
 from deepinfer_plugin.errors import PlatformError, SettingError
 from deepinfer_plugin.platforms import detect
 from deepinfer_plugin.platforms.detect import CPU_PLATFORM, CUDA_PLATFORM, REFUSED_PLATFORM, Decision, Machine, decide
@@ -72,9 +73,11 @@ def test_the_cpu_platform_is_given_on_a_bare_machine(monkeypatch: pytest.MonkeyP
     assert detect.platform_class() == CPU_PLATFORM
 
 
-def test_a_gpu_is_left_to_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_gets_our_cuda_platform_and_keeps_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, GPU)
-    assert detect.platform_class() is None
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert detect.platform_class() == CUDA_PLATFORM
+    assert envs.cuda_visible_devices() == "0,1"
 
 
 def test_a_disabled_plugin_gives_no_platform(monkeypatch: pytest.MonkeyPatch) -> None:

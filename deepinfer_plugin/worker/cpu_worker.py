@@ -1,5 +1,7 @@
 """vLLM's CPU worker on a wheel whose compiled CPU extension cannot load."""
 
+import gc
+
 import torch
 from vllm.config import VllmConfig
 from vllm.v1.worker.cpu_worker import CPUWorker
@@ -33,6 +35,7 @@ class DeepInferCpuWorker(CPUWorker):
     ) -> None:
         _define_missing_ops()
         torch.set_num_threads(1)
+        gc.freeze()  # vLLM collects garbage around every memory reading: half a second each over the imported modules
         super().__init__(vllm_config, local_rank, rank, distributed_init_method, is_driver_worker=is_driver_worker)
 
     def load_model(self, *, load_dummy_weights: bool = False) -> None:

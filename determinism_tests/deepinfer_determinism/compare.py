@@ -104,7 +104,7 @@ def compare_request(name: str, want: Given, got: Given, *, may_be_short: bool = 
 
 def _is_partial(given: Given) -> bool:
     """It asked for some log-probabilities only, or for none."""
-    return given.request.sampling.get("logprobs", -1) != -1
+    return bool(given.request.sampling.get("logprobs", -1) != -1)
 
 
 def compare_partial(name: str, want: Rows, got: Given, completion: int) -> Comparison:

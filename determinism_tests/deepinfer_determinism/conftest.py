@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
@@ -77,30 +77,28 @@ def _with_parameters(session: pytest.Session, name: str) -> list[Any]:
 
 
 @pytest.fixture(scope="session")
-def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
+def harness(request: pytest.FixtureRequest, has_all_relations: bool) -> Iterator[Harness]:
     """Children start when the first test asks for the harness, with what the selected tests will need."""
     config = request.config
     plan = _plan(config)
     wanted = [item.callspec.params["case"] for item in _with_parameters(request.session, "case")]
     has_mutants = bool(_with_parameters(request.session, "mutant"))
     with Children(config.getoption("--device")) as children:
-        session = config.stash[HARNESS] = Harness(_options(config), children)
+        session = config.stash[HARNESS] = Harness(_options(config), children, has_all_relations)
         session.start(plan.groups(wanted, has_mutants=has_mutants))
         yield session
 
 
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    if report.failed and _CONFIG:
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: object) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Keep the last line of every failure for the result."""
+    del call
+    report = yield
+    if report.failed:
+        _plan(item.config)
         line = str(report.longrepr).splitlines()[-1] if report.longrepr else ""
-        _CONFIG[0].stash[FAILURES].append(f"{report.nodeid}: {line}")
-
-
-_CONFIG: list[pytest.Config] = []
-
-
-def pytest_collection_finish(session: pytest.Session) -> None:
-    _plan(session.config)
-    _CONFIG[:] = [session.config]
+        item.config.stash[FAILURES].append(f"{report.nodeid}: {line}")
+    return report
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
@@ -110,10 +108,11 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if path is None or found is None:
         return
     is_complete = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+    failures: list[str] = session.config.stash[FAILURES]
     write_result(
         found.run_result(
             is_complete=is_complete,
-            failures=session.config.stash[FAILURES],
+            failures=failures,
             seconds=time.monotonic() - session.config.stash[BEGIN_S],
         ),
         path,

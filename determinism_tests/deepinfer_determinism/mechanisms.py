@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
-from deepinfer_determinism.engine import ScheduleResult
 from deepinfer_determinism.engine_facts import CAPTURED_SIZES, CONCURRENT_BATCHES
+
+if TYPE_CHECKING:
+    from deepinfer_determinism.engine import ScheduleResult
 
 REQUESTS_IN_ONE_STEP = "requests in one step"
 MIXED_STEPS = "steps that mix prompt and output tokens"

@@ -18,6 +18,7 @@ from deepinfer_determinism.relations import NO_CACHE, SMALL_BLOCKS, Setting, mak
 from deepinfer_determinism.schedule import Schedule
 from deepinfer_determinism.workload import Workload
 from deepinfer_plugin.engine_child.plan import Action, Request
+from deepinfer_plugin.settings import Arithmetic
 
 CONTROL = "control"
 Probes = tuple[Request, ...]
@@ -31,11 +32,13 @@ class Stress:
         flags: of the engine.
         changed: actions that repeat the probes under the changed circumstances, from probes and workload.
         outputs: output tokens of every probe.
+        arithmetic: in s32 no rounding hides the order of a sum; in ref, what is served, nearly every one does.
     """
 
     flags: tuple[str, ...]
     changed: Callable[[Probes, Workload], Sequence[Action]]
     outputs: int = 4
+    arithmetic: Arithmetic = Arithmetic.REF
 
 
 def _probes(workload: Workload, outputs: int) -> Probes:
@@ -90,6 +93,7 @@ def _decode(probes: Probes, workload: Workload) -> Sequence[Action]:
 
 ENGINES: Mapping[str, Stress] = {
     "crowd": Stress(flags=(NO_CACHE, SMALL_BLOCKS), changed=_crowd),
+    "crowd s32": Stress(flags=(NO_CACHE, SMALL_BLOCKS), changed=_crowd, arithmetic=Arithmetic.S32),
     "arrival": Stress(flags=(NO_CACHE,), changed=_arrival),
     "chunks": Stress(flags=(NO_CACHE, "--max-num-batched-tokens=71", SMALL_BLOCKS), changed=_chunks),
     "cache": Stress(flags=(SMALL_BLOCKS,), changed=_cache),
@@ -129,7 +133,9 @@ def mutant_schedules(options: Options) -> list[Schedule]:
             if item.fault:
                 faults |= {len(actions) + number: (item.fault,) for number in range(len(own))}
             actions += own
-        made = make_schedule(schedule_name(engine), actions, setting, ENGINES[engine].flags)
+        stress = ENGINES[engine]
+        own_setting = replace(setting, arithmetic=stress.arithmetic)
+        made = make_schedule(schedule_name(engine), actions, own_setting, stress.flags)
         schedules.append(replace(made, action_faults=faults, observe=False))
     return schedules
 

@@ -221,13 +221,13 @@ def stale_window_slot() -> AbstractContextManager[Calls]:
     return changed(f"{_KERNELS}.swa_indices.reference:window_slots_reference", change)
 
 
-def mask_missing_in_the_last_row() -> AbstractContextManager[Calls]:
-    """The last row of a step sees all entries of the longest context."""
+def mask_missing_in_later_requests() -> AbstractContextManager[Calls]:
+    """Rows of all requests but the first of a step see as many entries as the longest context has."""
 
     def alter(calls: Calls, args: list[Any], kwargs: dict[str, Any]) -> None:
-        calls.calls += int(args[5][-1]) < args[6]
-        args[5] = args[5].clone()
-        args[5][-1] = args[6]
+        is_later = (args[4] > 0) & (args[5] < args[6])
+        calls.calls += int(is_later.sum())
+        args[5] = torch.where(is_later, args[6], args[5])
 
     return _arguments_changed(f"{_KERNELS}.indexer_logits.reference:indexer_logits_reference", alter)
 
@@ -404,7 +404,7 @@ def _mutant(fault: Fault, relation: str, engine: str) -> Mutant:
 
 
 ENGINE_MUTANTS: tuple[Mutant, ...] = (
-    _mutant(another_order_from_64_rows, "neighbours", "crowd"),
+    _mutant(another_order_from_64_rows, "neighbours", "crowd s32"),
     _mutant(decode_has_its_own_kernel, "decode", "decode"),
     _mutant(seed_of_the_first_request, "neighbours", "crowd"),
     _mutant(seed_plus_row, "slot", "crowd"),
@@ -416,7 +416,7 @@ ENGINE_MUTANTS: tuple[Mutant, ...] = (
     _mutant(ring_lost_at_chunk_borders, "chunks", "chunks"),
     _mutant(ring_of_another_request, "canaries", "chunks"),
     _mutant(stale_window_slot, "order", "crowd"),
-    _mutant(mask_missing_in_the_last_row, "lengths", "crowd"),
+    _mutant(mask_missing_in_later_requests, "lengths", "crowd"),
     _mutant(visible_off_by_one_beside_longer_ones, "lengths", "crowd"),
     _mutant(candidates_of_a_neighbour, "neighbours", "crowd"),
     _mutant(another_kernel_behind_a_hit, "cache hit", "cache"),

@@ -250,7 +250,13 @@ DENSE: tuple[Operation, ...] = (
             _GATE_NAMES, "streams key value is_image", (*engram_gate_inputs(n, 4, 97, FP32, g, d), _image(n, g, d))
         ),
         lambda t, v: engram_gate.engram_gate(
-            *(t[name] for name in _GATE_NAMES.split()[:5]), _EPS, t["is_image"] if v == "image" else None
+            t["streams"],
+            t["key"],
+            t["value"],
+            t["q_weight"],
+            t["k_weight"],
+            _EPS,
+            t["is_image"] if v == "image" else None,
         ),
         variants=("text", "image"),
     ),

@@ -18,3 +18,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--workload-seed", type=int, default=0, help="of the random tokens of the workload (default 0)")
     group.addoption("--result", type=Path, default=None, help="write everything found to this JSON file")
     group.addoption("--schedules", type=Path, default=None, help="store every schedule in this folder, for replay")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse a relation or checkpoint that does not exist before anything is collected."""
+    names, checkpoint = config.getoption("--relation"), config.getoption("--checkpoint")
+    if names:
+        from deepinfer_determinism.relations import BY_NAME
+
+        unknown = sorted(set(names) - BY_NAME.keys())
+        if unknown:
+            raise pytest.UsageError(f"--relation: value is {unknown[0]!r}, expected one of: {', '.join(BY_NAME)}")
+    is_small = checkpoint.partition(":")[0] in ("nano", "tiny")
+    if not is_small and not (Path(checkpoint) / "config.json").is_file():
+        raise pytest.UsageError(
+            f"--checkpoint: {checkpoint} holds no config.json, expected nano:SEED, tiny:SEED or a model folder"
+        )

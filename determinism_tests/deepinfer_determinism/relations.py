@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from deepinfer_determinism import mechanisms as m
+from deepinfer_determinism.engine_facts import CAPTURED_SIZES, CONCURRENT_BATCHES
 from deepinfer_determinism.schedule import Schedule
 from deepinfer_determinism.workload import PAGES, Workload, renamed
 from deepinfer_plugin.engine_child.plan import Action, EngineRun, Request
@@ -24,6 +25,7 @@ SMALL_BLOCKS = f"--block-size={PAGES[0]}"
 NO_CACHE = "--no-enable-prefix-caching"
 ODD_BUDGET = 33
 FEW_BLOCKS = 84  # of the pool that all caches share: two or three requests of 150 tokens fit
+LONGEST_IN_FEW_BLOCKS = 200
 CROWD = 48  # requests at once: 44 co-resident ones were needed to show a fault in a served engine
 
 Actions = Sequence[Action]
@@ -109,7 +111,7 @@ def _order(workload: Workload) -> Actions:
 
 def _lengths(workload: Workload) -> Actions:
     short = [workload.neighbour(f"n{i}", 1 + i, 2) for i in range(3)]
-    long = [workload.neighbour(f"n{9 + i}", 400 + 7 * i, 2) for i in range(3)]
+    long = [replace(workload.neighbour(f"n{9 + i}", 400 + 7 * i, 2), prompt_rows=i == 0) for i in range(3)]
     few = workload.few(4)
     return [
         Action(add=(*short, *few)),
@@ -141,7 +143,7 @@ def _cache_hit(workload: Workload) -> Actions:
 
 
 def _preemption(workload: Workload) -> Actions:
-    long = [probe for probe in workload.probes if len(probe.tokens) > PAGES[0]]
+    long = [probe for probe in workload.probes if PAGES[0] < len(probe.tokens) <= LONGEST_IN_FEW_BLOCKS][:24]
     growing = [workload.neighbour(f"n{i}", 30 + i, 40) for i in range(6)]
     return [Action(add=tuple(growing), steps=4), Action(add=tuple(long), steps=3), Action()]
 
@@ -164,9 +166,15 @@ def _logprobs(workload: Workload) -> Actions:
             sampling = {**probe.sampling, "logprobs": asked[number % len(asked)]}
             rows = probe.prompt_rows and sampling["logprobs"] == -1
             probes.append(replace(probe, sampling=sampling, prompt_rows=rows))
-    scored = workload.neighbour("n0", 40, 2, prompt_logprobs=3, logprobs=2)
-    modest = tuple(renamed(probe, "modest") for probe in probes if probe.sampling["logprobs"] not in (None, -1))
-    return [Action(add=(scored, *probes)), Action(add=modest)]
+    scored = [workload.neighbour(f"n{i}", 40 + 260 * i, 2, prompt_logprobs=3 - i, logprobs=2) for i in range(2)]
+    ids = list(range(5, 17))
+    named = [workload.neighbour(f"n{2 + i}", 20, 3, logprob_token_ids=ids, logprobs=None) for i in range(2)]
+    modest = [renamed(probe, "modest") for probe in probes if probe.sampling["logprobs"] not in (None, -1)]
+    return [
+        Action(add=(*scored, *probes, named[0])),
+        Action(add=(named[1], *modest[:2])),
+        Action(add=tuple(modest[2:])),
+    ]
 
 
 def _structured(workload: Workload) -> Actions:
@@ -226,7 +234,8 @@ def _lifecycle(workload: Workload) -> Actions:
 
 
 def _eviction(workload: Workload) -> Actions:
-    plain = [_without_prompt_rows(probe) for probe in workload.probes if len(probe.tokens) > 2 * PAGES[0]]
+    lengths = range(2 * PAGES[0] + 1, LONGEST_IN_FEW_BLOCKS)
+    plain = [_without_prompt_rows(probe) for probe in workload.probes if len(probe.tokens) in lengths]
     plain = [probe for probe in plain if probe.sampling.get("n", 1) == 1][:3]
     fillers = [workload.neighbour(f"n{i}", 140 + i, 2) for i in range(5)]
     actions = [Action(add=(renamed(probe, word),)) for word in ("cold", "again") for probe in plain]
@@ -382,7 +391,7 @@ RELATIONS: tuple[Relation, ...] = (
         name="async scheduling",
         promise="asynchronous scheduling",
         actions=_arrival,
-        required={m.MIXED_STEPS: 6, m.CONCURRENT_BATCHES: 2},
+        required={m.MIXED_STEPS: 6, CONCURRENT_BATCHES: 2},
         flags=("--async-scheduling",),
         not_on={"cpu": "vLLM runs one batch at a time on the CPU and turns asynchronous scheduling off"},
     ),
@@ -390,7 +399,7 @@ RELATIONS: tuple[Relation, ...] = (
         name="graphs",
         promise="captured graphs instead of eager steps",
         actions=_arrival,
-        required={m.MIXED_STEPS: 6, m.CAPTURED_SIZES: 1},
+        required={m.MIXED_STEPS: 6, CAPTURED_SIZES: 1},
         not_on={"cpu": "the CPU lane has no graphs: every step is eager"},
     ),
 )

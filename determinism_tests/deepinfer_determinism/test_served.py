@@ -1,4 +1,4 @@
-"""``certify`` and the witness against a real ``vllm serve`` on the nano checkpoint, with and without a planted fault."""
+"""``certify`` and the witness against a real ``vllm serve`` on the nano checkpoint, with and without a fault."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _check_witness(server: Server) -> None:
     """Same hashes as from what the response holds; the drawn seed repeats the answer."""
     ask = {"prompt": "a river", "vllm_xargs": {"witness": 1}, "temperature": 1.0}
     first = post(server, "/v1/completions", ask)
-    seed = first["deepinfer"]["seed"]
+    seed = first["seed"]
     open_hand = {"return_token_ids": True, "logprobs": 0, "seed": seed}
     again = post(server, "/v1/completions", {**ask, **open_hand})
     choice = again["choices"][0]

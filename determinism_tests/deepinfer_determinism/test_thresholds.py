@@ -28,7 +28,7 @@ FOLDERS = (
     Path(deepinfer_plugin.__path__[0]) / "worker",
     Path(deepinfer_plugin.__path__[0]) / "cache",
 )
-OTHER_DEVICES = ("_kernel", "bench_", "test_", "conftest", "testing", "front_end", "middleware")
+OTHER_DEVICES = ("_kernel", "triton_", "bench_", "test_", "conftest", "testing", "front_end", "middleware")
 
 
 @pytest.mark.parametrize("threshold", THRESHOLDS, ids=lambda threshold: threshold.name)
@@ -75,10 +75,13 @@ def _branches_of(node: ast.AST, module: str, function: str) -> Iterator[tuple[st
 
 
 def _choice(node: ast.AST) -> str | None:
-    """The condition of a branch that does more than raise, or a call of ``min`` or ``max``."""
+    """The condition of a branch that does more than raise, a loop over chunks, or a call of ``min`` or ``max``."""
     if isinstance(node, ast.If) and len(node.body) == 1 and isinstance(node.body[0], ast.Raise):
         return None
     if isinstance(node, ast.If | ast.While | ast.IfExp):
         return ast.unparse(node.test)
+    if isinstance(node, ast.For) and isinstance(node.iter, ast.Call) and ast.unparse(node.iter.func) == "range":
+        is_chunked = len(node.iter.args) == 3  # the length of a chunk may follow anything
+        return f"for {ast.unparse(node.iter)} of num_rows" if is_chunked else None
     is_bound = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("min", "max")
     return ast.unparse(node) if is_bound else None

@@ -109,6 +109,30 @@ def _needs_processing(a: Arguments) -> Sides:
     return (bool(a["self"].needs_logits_processing[a["idx_mapping_np"]].any()),)
 
 
+def _prompt_chunk(a: Arguments) -> Sides:
+    """For every request that scores its prompt: rows of this step against the rows scored at once."""
+    from deepinfer_plugin.sampling.prompt_logprobs import ROWS_AT_ONCE
+
+    batch, scored = a["input_batch"], a["self"].token_id_scores
+    return [
+        int(batch.num_scheduled_tokens[number]) > ROWS_AT_ONCE
+        for number, request in enumerate(batch.req_ids)
+        if request in scored
+    ]
+
+
+def _best_prompt_chunk(a: Arguments) -> Sides:
+    """The same for requests that ask for the best tokens of every prompt row."""
+    from deepinfer_plugin.sampling.prompt_logprobs import ROWS_AT_ONCE
+
+    batch, asks = a["input_batch"], a["self"].uses_prompt_logprobs
+    return [
+        int(batch.num_scheduled_tokens[number]) > ROWS_AT_ONCE
+        for number, slot in enumerate(batch.idx_mapping_np)
+        if asks[slot]
+    ]
+
+
 def _in_step(a: Arguments) -> Sides:
     """For every row that has a predecessor: the nearest one is a row of the step (True) or in the history."""
     positions, starts = a["positions"].tolist(), set(a["query_start_loc"].tolist())
@@ -247,6 +271,30 @@ THRESHOLDS: tuple[Threshold, ...] = (
         sides=lambda a: (a["num_top"] >= a["logits"].shape[1],),
     ),
     Threshold(
+        name="ids asked for beside best tokens",
+        function="deepinfer_plugin.sampling.logprobs:_with_custom_ids",
+        value="ids that a request of the step names > best tokens that another asks for",
+        sides=lambda a: (a["custom_ids"].shape[1] > a["ids"].shape[1] - 1,),
+    ),
+    Threshold(
+        name="prompt rows scored at once",
+        function="deepinfer_plugin.sampling.prompt_logprobs:PromptLogprobs.compute_prompt_token_id_logprobs",
+        value="prompt rows of a request in this step > ROWS_AT_ONCE (256)",
+        sides=_prompt_chunk,
+    ),
+    Threshold(
+        name="prompt rows with best tokens scored at once",
+        function="deepinfer_plugin.sampling.prompt_logprobs:PromptLogprobs.compute_prompt_logprobs",
+        value="prompt rows of a request in this step > ROWS_AT_ONCE (256)",
+        sides=_best_prompt_chunk,
+    ),
+    Threshold(
+        name="entries of the longest context",
+        function="deepinfer_plugin.model.indexer:Indexer._scores",
+        value="tokens of the longest context >= compress_ratio",
+        sides=lambda a: (a["step"].max_seq_len >= a["self"].ratio,),
+    ),
+    Threshold(
         name="forced tokens",
         function="deepinfer_plugin.sampling.force:ForcedTokens.apply",
         value="a request of the step is forced",
@@ -272,5 +320,16 @@ THRESHOLDS: tuple[Threshold, ...] = (
     ),
 )
 
-# Places where a condition on a batch quantity chooses nothing: file and function to the reason.
-REVIEWED: Mapping[str, str] = {}
+_NO_ROWS = "an empty call does nothing; no step of an engine is empty"
+
+# Places where what looks like a choice by a batch quantity is none: file and function to the reason.
+REVIEWED: Mapping[str, str] = {
+    "deepinfer_kernels/moe_experts/reference.py: moe_experts_reference": _NO_ROWS,
+    "deepinfer_kernels/sampling_noise/reference.py: random_words_reference": _NO_ROWS,
+    "deepinfer_kernels/moe_experts/reference.py: _dense_weights": "the size of the weights, fixed by the checkpoint",
+    "deepinfer_kernels/log_softmax/reference.py: _largest_and_log_sum": "the vocabulary, fixed by the checkpoint",
+    "deepinfer_kernels/sparse_attention/reference.py: _attend": "window and index_topk, fixed by the checkpoint",
+    "deepinfer_kernels/engram_hash/layout.py: _draw_primes": "the configuration, at start-up",
+    "deepinfer_plugin/model/weights.py: parameter_specs": "the checkpoint, at start-up",
+    "deepinfer_plugin/model/weights.py: _others": "the text of an error",
+}

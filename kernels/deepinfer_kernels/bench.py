@@ -19,12 +19,12 @@ import torch
 
 _COPY_BYTES = 2 << 30
 _MATMUL_SIZE = 8192
-_CALLS_PER_GRAPH = 8
+_MIN_CALLS_PER_GRAPH = 8
 _RUNS = 9
 _WARMUP_RUNS = 2
 # Inputs of one case together; several times the 60 MB of L2.
 _ROTATION_BYTES = 256 << 20
-_MAX_ROTATION = 8
+_MAX_ROTATION = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,11 +73,12 @@ def time_calls_s(calls: Sequence[Callable[[], object]]) -> tuple[float, float]:
     for call in calls:
         call()  # compiles, and fills the allocator
     torch.cuda.synchronize()
+    num_calls = max(_MIN_CALLS_PER_GRAPH, len(calls))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for index in range(_CALLS_PER_GRAPH):
+        for index in range(num_calls):
             calls[index % len(calls)]()
-    times = [time / _CALLS_PER_GRAPH for time in _times_s(graph.replay)]
+    times = [time / num_calls for time in _times_s(graph.replay)]
     return statistics.median(times), max(times) - min(times)
 
 

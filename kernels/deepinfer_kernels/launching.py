@@ -18,8 +18,8 @@ def last_axis_contiguous(x: torch.Tensor) -> torch.Tensor:
     return x if x.stride(-1) == 1 or x.shape[-1] <= 1 else x.contiguous()
 
 
-def from_table(table: Sequence[tuple[int, int]], size: int) -> int:
-    """Second number of the first pair whose first number is not below ``size``."""
+def from_table[Entry](table: Sequence[tuple[int, Entry]], size: int) -> Entry:
+    """Entry of the first pair whose number is not below ``size``."""
     for limit, value in table:
         if size <= limit:
             return value

@@ -139,7 +139,7 @@ CALLS: dict[str, Callable[[], object]] = {
     "hc_sinkhorn": lambda: hc_sinkhorn_triton(_fp32(ROWS, 24), _fp32(3), _fp32(24), STREAMS, 20, 1e-6),
     "hc_mix fp32": lambda: hc_mix_triton(_fp32(ROWS, STREAMS, WIDTH), _fp32(24, STREAMS * WIDTH), 1e-20),
     **{
-        f"hc_mix {tile} rows": partial(
+        f"hc_mix {tile[0]} rows": partial(
             hc_mix_triton, _bf16(ROWS, STREAMS, WIDTH), _fp32(24, STREAMS * WIDTH), 1e-20, tile
         )
         for _, tile in tiling.HC_MIX_TILES
@@ -154,8 +154,8 @@ CALLS: dict[str, Callable[[], object]] = {
     "store nvfp4": partial(_store_and_gather, HEAD_DIM, RecordFormat.NVFP4),
     "store mxfp4": partial(_store_and_gather, INDEX_DIM, RecordFormat.MXFP4),
     "store fp32": partial(_store_and_gather, HEAD_DIM, RecordFormat.FP32),
-    "select short rows": partial(_select, tiling.TOPK_ROW_LIMIT),
-    "select long rows": partial(_select, tiling.TOPK_ROW_LIMIT + 1),
+    "select short rows": partial(_select, tiling.TOPK_CHUNK),
+    "select long rows": partial(_select, tiling.TOPK_CHUNK + 1),
     "score decode": partial(_score, RecordFormat.MXFP4, True, 1),
     "score prefill": partial(_score, RecordFormat.MXFP4, True, 8),
     "score fp32": partial(_score, RecordFormat.FP32, False, None),

@@ -35,12 +35,14 @@ NORM_WARPS_BY_WIDTH = ((1024, 1), (2048, 4), (8192, 8), (1 << 30, 16))
 # Columns one program of an elementwise kernel owns: 128 threads times 8 bf16 values, one 16-byte load each.
 ELEMENTWISE_BLOCK = 1024
 
-# Mix logits: lanes of the dot product's K step, and the width of one part of K. The parts are added in ascending order,
-# by one program or by a second kernel, with the same bits. 20480 = 10 parts: enough programs at one row.
+# Mix logits: K of one product, of one part and of one group of parts. The parts of a group are added in ascending order,
+# then the groups. 20480 = 40 parts = 10 groups: at few rows every part is a program, at many every group is, which adds
+# its parts itself and writes a quarter of the partial sums. Same order, same bits.
 HC_MIX_BLOCK_K = 64
-HC_MIX_SPLIT_K = 2048
-# (rows up to, rows of one tile): a tile family, the bits of a row do not follow the tile.
-HC_MIX_TILES = ((64, 16), (1024, 32), (1 << 62, 64))
+HC_MIX_PART_K = 512
+HC_MIX_PARTS_OF_GROUP = 4
+# (rows up to, (rows of one tile, parts of one program)): a tile family.
+HC_MIX_TILES = ((64, (16, 1)), (1024, (64, 1)), (1 << 62, (64, 4)))
 
 # Tokens of one program of the Sinkhorn steps: one warp, a token per lane.
 SINKHORN_BLOCK_T = 32
@@ -52,11 +54,10 @@ INDEX_ROWS = ((64, 1), (1 << 62, 8))
 # Keys of one tile of the fp32 products, which hold their operands in registers.
 INDEX_FP32_KEY_TILE = 32
 
-# Selection: entries up to which one program holds a whole row in registers, and the entries of one program above that.
-TOPK_ROW_LIMIT = 8192
+# Selection: entries one program holds in registers. Longer rows are cut into chunks of it, each chunk keeps its best, and
+# what was kept is cut again; the largest selection keeps a quarter of a chunk, so that every pass shortens the row.
 TOPK_CHUNK = 8192
-# Rows whose histograms exist at one time: 3 * 2048 counters of 4 bytes each, 25 MB.
-TOPK_ROWS_AT_ONCE = 1024
+TOPK_LARGEST = 2048
 
 # Attention: list slots of one block, as REF-K cuts them; the running maximum steps from block to block.
 ATTENTION_SLOT_TILE = 64
@@ -96,25 +97,27 @@ UNPACK_ROWS = 32
 PLAIN_BLOCK_K = 128
 WIDE_BLOCK_K = 64
 
-# Up to this many rows the weight is unpacked in registers, next to the product; above, it is unpacked once to bf16
-# (read packed + write bf16, 3 bytes a weight) and multiplied from there, in the same order of K.
-MXFP8_NARROW_ROWS = 128
-PLAIN_NARROW_ROWS = 128
-# (outputs below, width of the parts of K). Such weights make too few programs to stream them (64 outputs each, 132
-# processors): their sum over K is cut in parts, one program each, added in ascending order. The shape of the weight
-# decides, so a row has one order of its sum at any number of rows.
-SPLIT_K_BY_OUTPUTS = ((2048, 1024), (8192, 2048))
+# (outputs below, K up to, width of the parts of K). Such weights make too few programs to stream them (64 outputs each,
+# 132 processors): their sum over K is cut in parts, one program each, added in ascending order. The shape of the weight
+# decides, so a row has one order of its sum at any number of rows. Narrow parts cost the wide product its pipeline
+# (0.88, 0.83 and 0.78 of the cuBLAS rate without parts, with 2048 and with 1024), wide ones leave processors idle.
+SPLIT_K_BY_SHAPE = ((2048, 1 << 30, 1024), (8192, 5120, 1280), (16384, 1 << 30, 2048))
 ADD_PARTS_BLOCK = 1024
+
+# (outputs below, rows). Up to this many rows the weight is unpacked in registers, next to the product; above, it is
+# unpacked once to bf16 (3 bytes moved a weight) and multiplied from there, in the same order of K. Weights with few
+# outputs have too few wide tiles to fill the processors until the rows are many.
+NARROW_ROWS_BY_OUTPUTS = ((2048, 1024), (8192, 512), (1 << 62, 128))
 
 # (rows up to, tile), in ascending order. Weights on the M side of the tensor core, rows of x on its N side. At least 64
 # columns and 4 warps: then the product is wgmma. Below, Triton takes mma.sync and, since the scales are bytes, another
 # order within 64 columns of K (measured: 5 to 20 % of the fp32 results differ).
 MXFP8_TILES = (
-    (16, MatmulTile(rows=16, columns=64, num_warps=4, num_stages=4)),
-    (32, MatmulTile(rows=32, columns=64, num_warps=4, num_stages=4)),
+    (16, MatmulTile(rows=16, columns=64, num_warps=4, num_stages=3)),
+    (32, MatmulTile(rows=32, columns=64, num_warps=4, num_stages=3)),
     (1 << 62, MatmulTile(rows=64, columns=128, num_warps=4, num_stages=3)),
 )
-# With parts of K there are enough programs, and narrower tiles fill the processors more evenly.
+# With parts of K narrower tiles fill the processors more evenly.
 MXFP8_SPLIT_TILES = (
     (16, MatmulTile(rows=16, columns=64, num_warps=4, num_stages=4)),
     (32, MatmulTile(rows=32, columns=64, num_warps=4, num_stages=4)),
@@ -138,18 +141,19 @@ WIDE_GROUP_ROWS = 8
 # Rows, columns and K step of the fp32 product, which runs on the plain fp32 units: one tile, for the test modes.
 EXACT_TILE = (32, 64, 32)
 
-# Experts: (average rows of an expert up to, tile). One tile holds rows of one expert only.
+# Experts: (average rows of an expert up to, tile). One tile holds rows of one expert only. 256 rows with 8 warps are no
+# member: that tile gave other bits (seen on an H200 with Triton 3.6).
 EXPERT_TILES = (
-    (16, MatmulTile(rows=16, columns=64, num_warps=4, num_stages=4)),
-    (32, MatmulTile(rows=32, columns=128, num_warps=4, num_stages=4)),
-    (64, MatmulTile(rows=64, columns=128, num_warps=4, num_stages=3)),
+    (16, MatmulTile(rows=16, columns=64, num_warps=4, num_stages=3)),
+    (32, MatmulTile(rows=32, columns=128, num_warps=4, num_stages=3)),
+    (48, MatmulTile(rows=64, columns=128, num_warps=4, num_stages=3)),
     (1 << 62, MatmulTile(rows=128, columns=128, num_warps=4, num_stages=3)),
 )
 EXPERT_DOWN_TILES = (
-    (16, MatmulTile(rows=16, columns=64, num_warps=4, num_stages=4)),
-    (32, MatmulTile(rows=32, columns=128, num_warps=4, num_stages=4)),
-    (64, MatmulTile(rows=64, columns=128, num_warps=4, num_stages=3)),
-    (1 << 62, MatmulTile(rows=128, columns=128, num_warps=4, num_stages=3)),
+    (16, MatmulTile(rows=16, columns=128, num_warps=4, num_stages=3)),
+    (32, MatmulTile(rows=32, columns=128, num_warps=4, num_stages=3)),
+    (48, MatmulTile(rows=64, columns=128, num_warps=4, num_stages=3)),
+    (1 << 62, MatmulTile(rows=128, columns=256, num_warps=8, num_stages=3)),
 )
 # (token, slot) pairs up to which one program sorts them by expert; above, the steps are launches of their own with
 # ROUTE_BLOCK pairs a program.

@@ -13,7 +13,8 @@ import triton.language as tl
 # The bit pattern of a code, moved to the place of bf16's exponent and mantissa, is the value times a power of two
 # (2^-120 for e4m3, 2^-126 for e2m1), subnormal codes included; mul.bf16x2 keeps subnormal numbers. One exact product
 # takes that factor away and applies the scale. So that scales above 1 fit as well, weights stay WEIGHT_SHIFT smaller
-# until the sum is done. Exact for scale bytes 26 to 144 (2^-101 to 2^17); above, the result is infinite or NaN.
+# until the sum is done. Exact for scale bytes 26 to 144 (2^-101 to 2^17); above, the result is infinite or NaN. The two
+# NaN codes of e4m3 are not looked for and read as 480 times the scale: no checkpoint holds them.
 WEIGHT_SHIFT = 2.0**16
 
 _UNPACK_E4M3 = tl.constexpr(

@@ -1,6 +1,6 @@
 """The Engram lookup as one Triton kernel: a program reads and dequantises some table rows of one token."""
 
-# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 import torch
 import triton
 import triton.language as tl

@@ -1,6 +1,6 @@
 """Collapse of the residual streams as one Triton kernel."""
 
-# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
 import torch
 import triton

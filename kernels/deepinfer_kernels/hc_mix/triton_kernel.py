@@ -1,10 +1,11 @@
 """Mix logits as two Triton kernels: products over parts of K on tensor cores, then the parts in ascending order.
 
 fp32 weights are split exactly into three bf16 values, so that every product with a bf16 stream is exact and the tensor
-cores' fp32 sum is the only rounding. fp32 streams take fp32 products instead.
+cores' fp32 sum is the only rounding; the squares come from the product of the streams with themselves, so that the
+streams never pass through registers. fp32 streams take fp32 products instead.
 """
 
-# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 import torch
 import triton
 import triton.language as tl
@@ -13,8 +14,10 @@ from deepinfer_kernels import tiling
 from deepinfer_kernels.launching import as_rows, from_table
 from deepinfer_kernels.triton_sums import halving_row_sums
 
+_SUM_ROWS = 8  # rows of one program of the second kernel
 
-@triton.jit
+
+@triton.jit(do_not_specialize=["num_tokens"])
 def _hc_mix_parts_kernel(
     x_ptr,
     fn_ptr,
@@ -28,38 +31,50 @@ def _hc_mix_parts_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr,
     LEVELS: tl.constexpr,
-    SPLIT_K: tl.constexpr,
+    PART_K: tl.constexpr,
+    PARTS: tl.constexpr,
+    IS_BF16: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
-    split = tl.program_id(1)
+    program = tl.program_id(1)
     token = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.arange(0, BLOCK_N)
     is_token = token < num_tokens
     is_logit = n < NUM_LOGITS
-    logits = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
-    squares = tl.zeros([BLOCK_M, BLOCK_K], dtype=tl.float32)
-    stop = tl.minimum((split + 1) * SPLIT_K, DEPTH)
-    for start in tl.range(split * SPLIT_K, stop, BLOCK_K, num_stages=3):
-        k = start + tl.arange(0, BLOCK_K)
-        is_k = k < DEPTH
-        x_mask = is_token[:, None] & is_k[None, :]
-        x = tl.load(x_ptr + token[:, None] * x_stride_t + k[None, :], mask=x_mask, other=0.0)
-        fn_mask = is_logit[:, None] & is_k[None, :]
-        fn = tl.load(fn_ptr + n[:, None] * DEPTH + k[None, :], mask=fn_mask, other=0.0)
-        if x.dtype == tl.bfloat16:
-            high = fn.to(tl.bfloat16)
-            rest = fn - high.to(tl.float32)
-            middle = rest.to(tl.bfloat16)
-            low = (rest - middle.to(tl.float32)).to(tl.bfloat16)
-            logits = tl.dot(x, tl.trans(low), logits)
-            logits = tl.dot(x, tl.trans(middle), logits)
-            logits = tl.dot(x, tl.trans(high), logits)
+    logits_sum = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
+    squares_sum = tl.zeros([BLOCK_M], dtype=tl.float32)
+    for part in range(PARTS):
+        first = (program * PARTS + part) * PART_K
+        logits = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
+        squares = tl.zeros([BLOCK_M, BLOCK_M if IS_BF16 else BLOCK_K], dtype=tl.float32)
+        for start in tl.range(first, tl.minimum(first + PART_K, DEPTH), BLOCK_K, num_stages=STAGES):
+            k = start + tl.arange(0, BLOCK_K)
+            is_k = k < DEPTH
+            x_mask = is_token[:, None] & is_k[None, :]
+            x = tl.load(x_ptr + token[:, None] * x_stride_t + k[None, :], mask=x_mask, other=0.0)
+            fn_mask = is_logit[:, None] & is_k[None, :]
+            fn = tl.load(fn_ptr + n[:, None] * DEPTH + k[None, :], mask=fn_mask, other=0.0)
+            if IS_BF16:
+                high = fn.to(tl.bfloat16)
+                rest = fn - high.to(tl.float32)
+                middle = rest.to(tl.bfloat16)
+                low = (rest - middle.to(tl.float32)).to(tl.bfloat16)
+                logits = tl.dot(x, tl.trans(low), logits)
+                logits = tl.dot(x, tl.trans(middle), logits)
+                logits = tl.dot(x, tl.trans(high), logits)
+                squares = tl.dot(x, tl.trans(x), squares)  # the sums of squares stand on the diagonal
+            else:
+                logits = tl.dot(x, tl.trans(fn), logits, input_precision="ieee")
+                squares += x * x
+        logits_sum += logits
+        if IS_BF16:
+            m = tl.arange(0, BLOCK_M)
+            squares_sum += tl.sum(tl.where(m[:, None] == m[None, :], squares, 0.0), axis=1)
         else:
-            logits = tl.dot(x, tl.trans(fn), logits, input_precision="ieee")
-        wide = x.to(tl.float32)
-        squares += wide * wide
-    part = split.to(tl.int64) * num_tokens + token
-    tl.store(logits_ptr + part[:, None] * BLOCK_N + n[None, :], logits, mask=is_token[:, None])
-    tl.store(squares_ptr + part, halving_row_sums(squares, BLOCK_M, BLOCK_K, LEVELS), mask=is_token)
+            squares_sum += halving_row_sums(squares, BLOCK_M, BLOCK_K, LEVELS)
+    place = program.to(tl.int64) * num_tokens + token
+    tl.store(logits_ptr + place[:, None] * BLOCK_N + n[None, :], logits_sum, mask=is_token[:, None])
+    tl.store(squares_ptr + place, squares_sum, mask=is_token)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -70,7 +85,8 @@ def _hc_mix_sum_kernel(
     num_tokens,
     eps,
     DEPTH: tl.constexpr,
-    NUM_SPLITS: tl.constexpr,
+    NUM_PARTIALS: tl.constexpr,
+    PARTIALS_OF_GROUP: tl.constexpr,
     NUM_LOGITS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -80,29 +96,37 @@ def _hc_mix_sum_kernel(
     n = tl.arange(0, BLOCK_N)
     logits = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
     square_sum = tl.zeros([BLOCK_M], dtype=tl.float32)
-    for split in tl.static_range(NUM_SPLITS):
-        part = token + split * num_tokens.to(tl.int64)
-        logits += tl.load(logits_ptr + part[:, None] * BLOCK_N + n[None, :], mask=is_token[:, None], other=0.0)
-        square_sum += tl.load(squares_ptr + part, mask=is_token, other=0.0)
+    for group in tl.static_range(0, NUM_PARTIALS, PARTIALS_OF_GROUP):
+        group_logits = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
+        group_squares = tl.zeros([BLOCK_M], dtype=tl.float32)
+        for partial in tl.static_range(PARTIALS_OF_GROUP):
+            place = token + (group + partial) * num_tokens.to(tl.int64)
+            mask = is_token & (group + partial < NUM_PARTIALS)
+            group_logits += tl.load(logits_ptr + place[:, None] * BLOCK_N + n[None, :], mask=mask[:, None], other=0.0)
+            group_squares += tl.load(squares_ptr + place, mask=mask, other=0.0)
+        logits += group_logits
+        square_sum += group_squares
     rstd = tl.div_rn(1.0, tl.sqrt_rn(tl.div_rn(square_sum, DEPTH * 1.0) + eps))
     out_mask = is_token[:, None] & (n < NUM_LOGITS)[None, :]
     tl.store(out_ptr + token[:, None] * NUM_LOGITS + n[None, :], logits * rstd[:, None], mask=out_mask)
 
 
-def hc_mix_triton(streams: torch.Tensor, fn: torch.Tensor, eps: float, block_m: int | None = None) -> torch.Tensor:
-    """Launch both kernels on arguments ``hc_mix`` has checked; ``block_m`` overrides the table of tiles."""
+def hc_mix_triton(
+    streams: torch.Tensor, fn: torch.Tensor, eps: float, tile: tuple[int, int] | None = None, stages: int = 3
+) -> torch.Tensor:
+    """Launch both kernels on arguments ``hc_mix`` has checked; ``tile`` overrides the table of tiles."""
     rows = as_rows(streams.flatten(1))
     num_tokens, depth = rows.shape
     num_logits = fn.shape[0]
     out = torch.empty((num_tokens, num_logits), dtype=torch.float32, device=streams.device)
     if num_tokens == 0:
         return out
-    num_splits = triton.cdiv(depth, tiling.HC_MIX_SPLIT_K)
+    block_m, parts = tile or from_table(tiling.HC_MIX_TILES, num_tokens)
+    num_partials = triton.cdiv(depth, tiling.HC_MIX_PART_K * parts)
     block_n = max(16, triton.next_power_of_2(num_logits))
-    logits = torch.empty((num_splits, num_tokens, block_n), dtype=torch.float32, device=streams.device)
-    squares = torch.empty((num_splits, num_tokens), dtype=torch.float32, device=streams.device)
-    block_m = block_m or from_table(tiling.HC_MIX_TILES, num_tokens)
-    _hc_mix_parts_kernel[(triton.cdiv(num_tokens, block_m), num_splits)](
+    logits = torch.empty((num_partials, num_tokens, block_n), dtype=torch.float32, device=streams.device)
+    squares = torch.empty((num_partials, num_tokens), dtype=torch.float32, device=streams.device)
+    _hc_mix_parts_kernel[(triton.cdiv(num_tokens, block_m), num_partials)](
         rows,
         fn.detach().contiguous(),
         logits,
@@ -115,21 +139,25 @@ def hc_mix_triton(streams: torch.Tensor, fn: torch.Tensor, eps: float, block_m: 
         BLOCK_M=block_m,
         BLOCK_K=tiling.HC_MIX_BLOCK_K,
         LEVELS=tiling.HC_MIX_BLOCK_K.bit_length() - 1,
-        SPLIT_K=tiling.HC_MIX_SPLIT_K,
+        PART_K=tiling.HC_MIX_PART_K,
+        PARTS=parts,
+        IS_BF16=rows.dtype == torch.bfloat16,
+        STAGES=stages,
         num_warps=4,
         enable_fp_fusion=False,
     )
-    _hc_mix_sum_kernel[(triton.cdiv(num_tokens, 16),)](
+    _hc_mix_sum_kernel[(triton.cdiv(num_tokens, _SUM_ROWS),)](
         logits,
         squares,
         out,
         num_tokens,
         eps,
         DEPTH=depth,
-        NUM_SPLITS=num_splits,
+        NUM_PARTIALS=num_partials,
+        PARTIALS_OF_GROUP=tiling.HC_MIX_PARTS_OF_GROUP // parts,
         NUM_LOGITS=num_logits,
         BLOCK_N=block_n,
-        BLOCK_M=16,
+        BLOCK_M=_SUM_ROWS,
         num_warps=4,
         enable_fp_fusion=False,
     )

@@ -1,6 +1,6 @@
 """Mix coefficients as one Triton kernel: some tokens per program, everything in registers."""
 
-# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
 import torch
 import triton
@@ -10,14 +10,32 @@ from deepinfer_kernels import tiling
 
 
 @triton.jit
-def _serial_sum(values, AXIS: tl.constexpr, NUM_STREAMS: tl.constexpr, PADDED: tl.constexpr):
-    """Sums over one stream axis of [T, PADDED, PADDED] in ascending index; each term is picked out exactly."""
-    index = tl.arange(0, PADDED)
-    index = index[None, :, None] if AXIS == 1 else index[None, None, :]
-    total = tl.sum(tl.where(index == 0, values, 0.0), axis=AXIS)
-    for s in tl.static_range(1, NUM_STREAMS):
-        total += tl.sum(tl.where(index == s, values, 0.0), axis=AXIS)
-    return tl.expand_dims(total, AXIS)
+def _normalise(comb, S: tl.constexpr, LINE: tl.constexpr, STEP: tl.constexpr, eps):
+    """Divide the S * S tensors of tokens by serial sums + eps; line l holds the tensors l * LINE + place * STEP.
+
+    The division is the branch-free path of the hardware's IEEE division, written out so that the 16 divisions of a step
+    run side by side: a reciprocal with one correction, a quotient with two. It rounds correctly where nothing
+    underflows, that is for quotients above 2^-100.
+    """
+    divisors = ()
+    reciprocals = ()
+    for line in tl.static_range(S):
+        total = comb[line * LINE]
+        for place in tl.static_range(1, S):
+            total += comb[line * LINE + place * STEP]
+        total += eps
+        guess = 1.0 / total
+        divisors = divisors + (total,)  # type: ignore[assignment]  # noqa: RUF005
+        reciprocals = reciprocals + (tl.fma(guess, tl.fma(-total, guess, 1.0), guess),)  # type: ignore[assignment]  # noqa: RUF005
+    out = ()
+    for pair in tl.static_range(S * S):
+        divisor = divisors[pair // LINE % S]
+        reciprocal = reciprocals[pair // LINE % S]
+        quotient = comb[pair] * reciprocal
+        quotient = tl.fma(tl.fma(-divisor, quotient, comb[pair]), reciprocal, quotient)
+        quotient = tl.fma(tl.fma(-divisor, quotient, comb[pair]), reciprocal, quotient)
+        out = out + (quotient,)  # type: ignore[assignment]  # noqa: RUF005
+    return out
 
 
 @triton.jit
@@ -25,7 +43,7 @@ def _sigmoid(x):
     return tl.div_rn(1.0, tl.exp(-x) + 1.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _hc_sinkhorn_kernel(
     logits_ptr,
     scale_ptr,
@@ -37,36 +55,40 @@ def _hc_sinkhorn_kernel(
     iters,
     eps,
     NUM_STREAMS: tl.constexpr,
-    PADDED: tl.constexpr,
     BLOCK_T: tl.constexpr,
 ):
     S: tl.constexpr = NUM_STREAMS
     token = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
     is_token = token < num_tokens
-    s = tl.arange(0, PADDED)
-    is_gate = is_token[:, None] & (s < S)[None, :]
-    row = token[:, None] * ((2 + S) * S)
-    pre = tl.load(logits_ptr + row + s[None, :], mask=is_gate, other=0.0) * tl.load(scale_ptr)
-    pre += tl.load(base_ptr + s, mask=s < S, other=0.0)[None, :]
-    tl.store(pre_ptr + token[:, None] * S + s[None, :], _sigmoid(pre) + eps, mask=is_gate)
-    post = tl.load(logits_ptr + row + S + s[None, :], mask=is_gate, other=0.0) * tl.load(scale_ptr + 1)
-    post += tl.load(base_ptr + S + s, mask=s < S, other=0.0)[None, :]
-    tl.store(post_ptr + token[:, None] * S + s[None, :], _sigmoid(post) * 2.0, mask=is_gate)
+    logits_ptr += token * ((2 + S) * S)
+    for s in tl.static_range(S):
+        pre = tl.load(logits_ptr + s, mask=is_token, other=0.0) * tl.load(scale_ptr) + tl.load(base_ptr + s)
+        tl.store(pre_ptr + token * S + s, _sigmoid(pre) + eps, mask=is_token)
+        post = tl.load(logits_ptr + S + s, mask=is_token, other=0.0) * tl.load(scale_ptr + 1)
+        post += tl.load(base_ptr + S + s)
+        tl.store(post_ptr + token * S + s, _sigmoid(post) * 2.0, mask=is_token)
 
-    pair = s[:, None] * S + s[None, :]
-    is_pair = (s < S)[:, None] & (s < S)[None, :]
-    is_comb = is_token[:, None, None] & is_pair[None, :, :]
-    comb = tl.load(logits_ptr + row[:, :, None] + 2 * S + pair[None, :, :], mask=is_comb, other=0.0)
-    comb = comb * tl.load(scale_ptr + 2) + tl.load(base_ptr + 2 * S + pair, mask=is_pair, other=0.0)[None, :, :]
-    comb = tl.where(is_pair[None, :, :], comb, -float("inf"))
-    comb = tl.exp(comb - tl.max(tl.where(is_pair[None, :, :], comb, -3.4e38), axis=2)[:, :, None])
-    comb = tl.where(is_pair[None, :, :], comb, 0.0)
-    comb = tl.div_rn(comb, tl.broadcast_to(_serial_sum(comb, 2, S, PADDED), comb.shape)) + eps
-    comb = tl.div_rn(comb, tl.broadcast_to(_serial_sum(comb, 1, S, PADDED) + eps, comb.shape))
+    # One tensor of tokens for each of the S * S values: a thread owns whole tokens, and every sum is a written chain.
+    comb = ()
+    for i in tl.static_range(S):
+        row = ()
+        for j in tl.static_range(S):
+            logit = tl.load(logits_ptr + 2 * S + i * S + j, mask=is_token, other=0.0) * tl.load(scale_ptr + 2)
+            row = row + (logit + tl.load(base_ptr + 2 * S + i * S + j),)  # type: ignore[assignment]  # noqa: RUF005
+        largest = row[0]  # type: ignore[misc]
+        for j in tl.static_range(1, S):
+            largest = tl.maximum(largest, row[j])
+        for j in tl.static_range(S):
+            comb = comb + (tl.exp(row[j] - largest),)  # type: ignore[assignment]  # noqa: RUF005
+    softmax = _normalise(comb, S, S, 1, 0.0)
+    comb = ()
+    for pair in tl.static_range(S * S):
+        comb = comb + (softmax[pair] + eps,)  # type: ignore[assignment]  # noqa: RUF005
+    comb = _normalise(comb, S, 1, S, eps)
     for _ in range(iters - 1):
-        comb = tl.div_rn(comb, tl.broadcast_to(_serial_sum(comb, 2, S, PADDED) + eps, comb.shape))
-        comb = tl.div_rn(comb, tl.broadcast_to(_serial_sum(comb, 1, S, PADDED) + eps, comb.shape))
-    tl.store(comb_ptr + token[:, None, None] * (S * S) + pair[None, :, :], comb, mask=is_comb)
+        comb = _normalise(_normalise(comb, S, S, 1, eps), S, 1, S, eps)
+    for pair in tl.static_range(S * S):
+        tl.store(comb_ptr + token * (S * S) + pair, comb[pair], mask=is_token)
 
 
 def hc_sinkhorn_triton(
@@ -89,7 +111,6 @@ def hc_sinkhorn_triton(
             iters,
             eps,
             NUM_STREAMS=num_streams,
-            PADDED=triton.next_power_of_2(num_streams),
             BLOCK_T=tiling.SINKHORN_BLOCK_T,
             num_warps=1,
             enable_fp_fusion=False,

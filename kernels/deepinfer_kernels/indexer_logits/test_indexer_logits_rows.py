@@ -10,7 +10,6 @@ from deepinfer_kernels.row_testing import NEEDS_GPU, assert_graph_gives_eager_bi
 from deepinfer_kernels.testing import assert_bitwise_equal
 
 pytestmark = NEEDS_GPU
-NAMES = ("q", "weights", "key_cache", "block_table", "req_idx", "num_visible")
 
 
 def make_case(lengths: list[int], rows_per_request: int) -> dict[str, torch.Tensor]:
@@ -23,8 +22,9 @@ def make_case(lengths: list[int], rows_per_request: int) -> dict[str, torch.Tens
 def run(
     case: dict[str, torch.Tensor], width: int, round_bf16: bool, rows: slice = slice(None), group: int | None = None
 ) -> torch.Tensor:
-    by_row = [case[name] if name in ("key_cache", "block_table") else case[name][rows] for name in NAMES]
-    return indexer_logits_triton(*by_row, width, round_bf16=round_bf16, rows=group)
+    q, weights, req_idx, num_visible = (case[name][rows] for name in ("q", "weights", "req_idx", "num_visible"))
+    tables = (case["key_cache"], case["block_table"], req_idx, num_visible)
+    return indexer_logits_triton(q, weights, *tables, width, round_bf16=round_bf16, rows=group)
 
 
 @pytest.mark.parametrize("round_bf16", [True, False])

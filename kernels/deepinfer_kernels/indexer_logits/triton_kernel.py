@@ -4,7 +4,7 @@ One program owns a tile of entries and some rows; rows of one request that follo
 All heads of a row are the other side of the product. Their weighted sum halves the heads, upper half onto lower.
 """
 
-# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 import torch
 import triton
 import triton.language as tl

@@ -1,6 +1,6 @@
 """Index scores in fp32 products: every format and width, for the modes that do not round to bf16."""
 
-# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 import torch
 import triton
 import triton.language as tl

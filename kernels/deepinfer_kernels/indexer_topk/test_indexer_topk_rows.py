@@ -14,7 +14,7 @@ from deepinfer_kernels.row_testing import NEEDS_GPU, assert_graph_gives_eager_bi
 from deepinfer_kernels.testing import assert_bitwise_equal
 
 pytestmark = NEEDS_GPU
-LIMIT = tiling.TOPK_ROW_LIMIT
+LIMIT = tiling.TOPK_CHUNK
 
 
 def make_scores(num_tokens: int, num_entries: int, kind: str) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """Candidate blocks as Triton kernels: scores of blocks, and the copy of the entries inside chosen blocks."""
 
-# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 import torch
 import triton
 import triton.language as tl

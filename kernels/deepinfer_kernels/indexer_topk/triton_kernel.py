@@ -1,28 +1,61 @@
-"""Selection of a row that fits one program: its k-th largest key is found bit by bit, in registers.
+"""Selection as one Triton kernel: a program finds the k-th largest key of a chunk bit by bit, in registers.
 
 A score becomes an unsigned integer that orders as the score does; 0 stands for -inf and NaN, which are never chosen.
-The set is exact, so this kernel and the one for long rows give the same indices.
+A row longer than a chunk takes several passes: every chunk keeps its best k in ascending order, and the next pass
+chooses among those. What a chunk drops has k better entries before it, so the last pass sees every entry of the
+answer, and places keep the order of indices. The order is total: the answer does not depend on the passes.
 """
 
-# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 import torch
 import triton
 import triton.language as tl
 
 from deepinfer_kernels import tiling
-from deepinfer_kernels.indexer_topk.triton_long_rows import select_long_rows
-from deepinfer_kernels.indexer_topk.triton_order import ordered_key
+from deepinfer_kernels.indexer_topk.reference import topk_indices_reference
+from deepinfer_kernels.launching import from_table
+
+# (entries of a chunk up to, warps): 16 entries of a thread, or a warp for a short row.
+_WARPS = ((256, 1), (1024, 4), (4096, 8), (tiling.TOPK_CHUNK, 16))
+
+
+@triton.jit
+def _ordered_key(score):
+    """uint32 that orders as fp32 scores do; both zeros are equal, -inf and NaN give 0."""
+    bits = (score + 0.0).to(tl.int32, bitcast=True)
+    ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.uint32, bitcast=True) ^ 0x80000000
+    return tl.where(score > -float("inf"), ordered, 0).to(tl.uint32)
 
 
 @triton.jit(do_not_specialize=["num_entries"])
-def _topk_row_kernel(scores_ptr, out_ptr, num_entries, k, width, stride_t, stride_n, BLOCK: tl.constexpr):
+def _topk_kernel(
+    scores_ptr,
+    index_ptr,
+    out_ptr,
+    out_scores_ptr,
+    num_entries,
+    k,
+    stride_t,
+    stride_n,
+    HAS_INDEX: tl.constexpr,
+    IS_LAST: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     token = tl.program_id(0).to(tl.int64)
-    n = tl.arange(0, BLOCK)
-    scores_ptr += token * stride_t + n.to(tl.int64) * stride_n
-    key = ordered_key(tl.load(scores_ptr, mask=n < num_entries, other=-float("inf")))
+    chunk = tl.program_id(1)
+    lane = tl.arange(0, BLOCK)
+    n = chunk * BLOCK + lane
+    is_entry = n < num_entries
+    score = tl.load(scores_ptr + token * stride_t + n.to(tl.int64) * stride_n, mask=is_entry, other=-float("inf"))
+    key = _ordered_key(score)
+    # Scores rounded to bf16 have no low bits: half of the search, with the low bits of the keys cleared.
+    is_short = tl.max(score.to(tl.int32, bitcast=True) & 0xFFFF, axis=0) == 0
+    key = tl.where(is_short, key & 0xFFFF0000, key)
     threshold = tl.zeros([], dtype=tl.uint32)
-    for step in range(32):
-        candidate = threshold | (tl.full([], 1, dtype=tl.uint32) << (31 - step).to(tl.uint32))
+    bit = tl.full([], 0x80000000, dtype=tl.uint32)
+    for _ in range(tl.where(is_short, 16, 32)):
+        candidate = threshold | bit
+        bit = bit >> 1
         count = tl.sum((key >= candidate).to(tl.int32), axis=0)
         threshold = tl.where(count >= k, candidate, threshold)
     above = (key > threshold).to(tl.int32)
@@ -30,30 +63,58 @@ def _topk_row_kernel(scores_ptr, out_ptr, num_entries, k, width, stride_t, strid
     num_equal = k - tl.sum(above, axis=0)  # ties that still fit, lowest index first
     chosen = above | (equal & (tl.cumsum(equal, axis=0) <= num_equal).to(tl.int32))
     place = tl.cumsum(chosen, axis=0) - 1
-    tl.store(out_ptr + token * width + place, n, mask=chosen > 0)
     num_chosen = tl.sum(chosen, axis=0)
-    for start in range(0, width, BLOCK):
-        tl.store(out_ptr + token * width + start + n, -1, mask=(start + n >= num_chosen) & (start + n < width))
+    index = n
+    if HAS_INDEX:
+        index = tl.load(index_ptr + token * num_entries + n, mask=is_entry, other=-1)
+    first = (token * tl.num_programs(1) + chunk) * k
+    tl.store(out_ptr + first + place, index, mask=chosen > 0)
+    if not IS_LAST:
+        tl.store(out_scores_ptr + first + place, score, mask=chosen > 0)
+    for start in range(0, k, BLOCK):
+        rest = start + lane
+        is_rest = (rest >= num_chosen) & (rest < k)
+        tl.store(out_ptr + first + rest, -1, mask=is_rest)
+        if not IS_LAST:
+            tl.store(out_scores_ptr + first + rest, -float("inf"), mask=is_rest)
 
 
-def topk_indices_triton(scores: torch.Tensor, k: int) -> torch.Tensor:
-    """Launch the kernel for the width of ``scores``, on arguments ``topk_indices`` has checked."""
+def _choose(
+    scores: torch.Tensor, index: torch.Tensor | None, k: int, is_last: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The best ``k`` of every chunk: indices [num_tokens, chunks * k], and before the last pass their scores."""
     num_tokens, num_entries = scores.shape
-    if num_tokens == 0 or k == 0 or num_entries == 0:
-        return torch.full((num_tokens, k), -1, dtype=torch.int32, device=scores.device)
-    if num_entries > tiling.TOPK_ROW_LIMIT:
-        return select_long_rows(scores, k)
-    out = torch.empty((num_tokens, k), dtype=torch.int32, device=scores.device)
-    block = max(32, triton.next_power_of_2(num_entries))
-    _topk_row_kernel[(num_tokens,)](
+    block = min(tiling.TOPK_CHUNK, max(32, triton.next_power_of_2(num_entries)))
+    num_chunks = triton.cdiv(num_entries, block)
+    out = torch.empty((num_tokens, num_chunks * k), dtype=torch.int32, device=scores.device)
+    kept = None if is_last else torch.empty(out.shape, dtype=torch.float32, device=scores.device)
+    _topk_kernel[(num_tokens, num_chunks)](
         scores,
+        index,
         out,
+        kept,
         num_entries,
-        k,
         k,
         scores.stride(0),
         scores.stride(1),
+        HAS_INDEX=index is not None,
+        IS_LAST=is_last,
         BLOCK=block,
-        num_warps=16 if block > 4096 else 8 if block > 1024 else 4 if block > 256 else 1,
+        num_warps=from_table(_WARPS, block),
     )
-    return out
+    return out, kept
+
+
+def topk_indices_triton(scores: torch.Tensor, k: int) -> torch.Tensor:
+    """Launch the passes for the width of ``scores``, on arguments ``topk_indices`` has checked."""
+    num_tokens, num_entries = scores.shape
+    if num_tokens == 0 or k == 0 or num_entries == 0:
+        return torch.full((num_tokens, k), -1, dtype=torch.int32, device=scores.device)
+    if k > tiling.TOPK_LARGEST and num_entries > tiling.TOPK_CHUNK:
+        return topk_indices_reference(scores, k)  # larger than any selection of the model
+    index: torch.Tensor | None = None
+    while scores.shape[1] > tiling.TOPK_CHUNK:
+        index, kept = _choose(scores, index, k, is_last=False)
+        assert kept is not None
+        scores = kept
+    return _choose(scores, index, k, is_last=True)[0]

@@ -1,6 +1,6 @@
 """Pooling of token pairs as two Triton kernels: all reads of the state, then all writes to it."""
 
-# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 import torch
 import triton
 import triton.language as tl

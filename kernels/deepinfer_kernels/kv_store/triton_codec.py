@@ -3,7 +3,7 @@
 ``FMT`` is the code of a ``RecordFormat`` (``FORMAT_CODES``). All are exact copies of the references' arithmetic.
 """
 
-# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 import triton
 import triton.language as tl
 

@@ -17,7 +17,7 @@ pytestmark = [
 SIZES = (1, 2, 15, 16, 17, 32, 33, 64, 65, 127, 128, 129, 256, 511, 512, 513, 2048, 4097, 8192)
 ALONE = (0, 1, 15, 16, 63, 64, 127, 128, 511, 512, 4095, 8191)
 # outputs, K: with and without parts of K, and sizes no tile divides.
-SHAPES = ((1280, 5120), (4096, 2304), (8192, 1280), (1000, 320))
+SHAPES = ((1280, 5120), (4096, 2304), (8192, 1280), (8192, 2304), (1000, 320))
 _NO_PARTS = 1 << 20  # wider than any K
 RELATIVE_ERROR = 2e-5  # of fp32 sums over K = 5120, in the Frobenius norm
 
@@ -63,7 +63,7 @@ def test_every_tile_of_the_families_gives_the_same_bits(num_out: int, depth: int
     rows = prepare_rows(x, codes=tiling.E4M3_CODES, quantize=True)
     dense, turned = dequantize_blocks(weight, scale, torch.bfloat16), unpack_weight(weight, scale)
     wide = [tile for _, tile in tiling.WIDE_TILES + tiling.WIDE_SPLIT_TILES]
-    for split_k in (_NO_PARTS, *(width for _, width in tiling.SPLIT_K_BY_OUTPUTS)):
+    for split_k in (_NO_PARTS, *(width for _, _, width in tiling.SPLIT_K_BY_SHAPE)):
         tiles = wide if split_k == _NO_PARTS else [tile for _, tile in tiling.WIDE_SPLIT_TILES]
         want = wide_matmul(rows, turned, 1, torch.float32, tiles[0], split_k, shift=WEIGHT_SHIFT)
         plain = wide_matmul(x, dense, 1, torch.float32, tiles[0], split_k)

@@ -19,6 +19,8 @@ from deepinfer_kernels.linear.wide_kernel import is_wide_operand, wide_matmul
 from deepinfer_kernels.tiling import MatmulTile
 from deepinfer_kernels.triton_formats import WEIGHT_SHIFT
 
+_ALIGNMENT_BYTES = 16
+
 
 def tile_for(table: Sequence[tuple[int, MatmulTile]], num_rows: int) -> MatmulTile:
     """Tile of the first entry whose limit is not below ``num_rows``."""
@@ -27,7 +29,17 @@ def tile_for(table: Sequence[tuple[int, MatmulTile]], num_rows: int) -> MatmulTi
 
 def split_width(num_out: int, depth: int) -> int:
     """Width of the parts in which the sum over K is cut; follows the shape of the weight, never the rows."""
-    return next((width for limit, width in tiling.SPLIT_K_BY_OUTPUTS if num_out < limit), depth)
+    return next((width for outputs, k, width in tiling.SPLIT_K_BY_SHAPE if num_out < outputs and depth <= k), depth)
+
+
+def _is_narrow(num_rows: int, num_out: int) -> bool:
+    return num_rows <= next(rows for limit, rows in tiling.NARROW_ROWS_BY_OUTPUTS if num_out < limit)
+
+
+def packed_operand(weight: torch.Tensor) -> torch.Tensor:
+    """``weight`` or its scales as the kernels read them: contiguous, in words of 2 and 4 bytes."""
+    weight = weight.detach().contiguous()
+    return weight if weight.data_ptr() % _ALIGNMENT_BYTES == 0 else weight.clone()
 
 
 def _wide_tile(num_rows: int, split_k: int, depth: int) -> MatmulTile:
@@ -43,7 +55,7 @@ def linear_triton(x: torch.Tensor, weight: torch.Tensor, out_dtype: torch.dtype)
     if x.dtype != torch.bfloat16 or weight.dtype != torch.bfloat16:
         return exact_matmul(x, weight, out_dtype)
     split_k = split_width(num_out, x.shape[1])
-    if num_rows > tiling.PLAIN_NARROW_ROWS and is_wide_operand(x) and is_wide_operand(weight):
+    if not _is_narrow(num_rows, num_out) and is_wide_operand(x) and is_wide_operand(weight):
         return wide_matmul(x, weight, 1, out_dtype, _wide_tile(num_rows, split_k, x.shape[1]), split_k)
     return plain_narrow(x, weight, out_dtype, tile_for(tiling.PLAIN_TILES, num_rows), split_k)
 
@@ -54,7 +66,7 @@ def _grouped_mxfp8(
     """Prepared ``rows`` [M, G * padded K] times the groups of ``weight`` [G * N, K]; [M, G * N]."""
     num_rows, depth = rows.shape[0], rows.shape[1] // num_groups
     split_k = split_width(weight.shape[0], depth)
-    if num_rows > tiling.MXFP8_NARROW_ROWS:
+    if not _is_narrow(num_rows, weight.shape[0]):
         tile = _wide_tile(num_rows, split_k, depth)
         return wide_matmul(rows, unpack_weight(weight, scale), num_groups, out_dtype, tile, split_k, shift=WEIGHT_SHIFT)
     tile = tile_for(tiling.MXFP8_SPLIT_TILES if split_k < depth else tiling.MXFP8_TILES, num_rows)
@@ -67,7 +79,7 @@ def mxfp8_linear_triton(
     """Multiply arguments ``mxfp8_linear`` has already checked."""
     if x.shape[0] == 0 or weight.shape[0] == 0:
         return torch.empty((x.shape[0], weight.shape[0]), dtype=out_dtype, device=x.device)
-    weight, scale = weight.detach().contiguous(), scale.detach().contiguous()
+    weight, scale = packed_operand(weight), packed_operand(scale)
     if x.dtype == torch.float32 and not quantize_input:
         return exact_matmul(last_axis_contiguous(x), dequantize_blocks_reference(weight, scale, x.dtype), out_dtype)
     rows = prepare_rows(x, codes=tiling.E4M3_CODES, quantize=quantize_input)
@@ -82,7 +94,7 @@ def grouped_linear_triton(
     shape = (num_rows, num_groups, weight.shape[0] // num_groups)
     if num_rows == 0 or weight.shape[0] == 0:
         return torch.empty(shape, dtype=out_dtype, device=x.device)
-    weight, scale = weight.detach().contiguous(), scale.detach().contiguous()
+    weight, scale = packed_operand(weight), packed_operand(scale)
     if x.dtype == torch.float32:
         dense = dequantize_blocks_reference(weight, scale, x.dtype).chunk(num_groups)
         parts = [exact_matmul(last_axis_contiguous(x[:, g]), dense[g], out_dtype) for g in range(num_groups)]

@@ -4,7 +4,7 @@ import torch
 
 from deepinfer_kernels import tiling
 from deepinfer_kernels.linear.prepare_kernel import prepare_rows
-from deepinfer_kernels.linear.triton_kernel import tile_for
+from deepinfer_kernels.linear.triton_kernel import packed_operand, tile_for
 from deepinfer_kernels.moe_experts.down_kernel import experts_down
 from deepinfer_kernels.moe_experts.route_kernel import route_pairs
 from deepinfer_kernels.moe_experts.up_kernel import experts_up
@@ -33,8 +33,8 @@ def moe_experts_triton(
     tiles = route_pairs(topk_idx.contiguous(), num_experts, up_tile.rows)
     h = experts_up(
         prepare_rows(x, codes=tiling.E2M1_CODES, quantize=quantize_input),
-        w13.contiguous(),
-        w13_scale.contiguous(),
+        packed_operand(w13),
+        packed_operand(w13_scale),
         topk_weights.contiguous(),
         tiles,
         limit=limit,
@@ -42,5 +42,5 @@ def moe_experts_triton(
         quantize=quantize_input,
         tile=up_tile,
     )
-    out = experts_down(h, w2.contiguous(), w2_scale.contiguous(), tiles, out_dtype=x.dtype, tile=down_tile)
+    out = experts_down(h, packed_operand(w2), packed_operand(w2_scale), tiles, out_dtype=x.dtype, tile=down_tile)
     return out.view(num_tokens, top_k, hidden_size)

@@ -8,6 +8,20 @@ from deepinfer_kernels.errors import UnsupportedError
 from deepinfer_kernels.moe_gate.reference import moe_gate_reference
 
 
+def _check_options(
+    num_experts: int, top_k: int, bias_image: torch.Tensor | None, is_image: torch.Tensor | None
+) -> None:
+    if (bias_image is None) != (is_image is None):
+        missing = "bias_image" if bias_image is None else "is_image"
+        raise UnsupportedError(
+            f"moe_gate: {missing} is None, expected bias_image and is_image together; pass both or neither"
+        )
+    if not 1 <= top_k <= num_experts:
+        raise UnsupportedError(
+            f"moe_gate: top_k is {top_k}, expected 1 ... {num_experts}, the rows of weight; correct num_experts_per_tok"
+        )
+
+
 def moe_gate(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -55,15 +69,7 @@ def moe_gate(
     if is_image is not None:
         checks.require_dtype("moe_gate", "is_image", is_image, (torch.bool,))
         checks.require_shape("moe_gate", "is_image", is_image, (num_tokens,), "one flag per row of x")
-    if (bias_image is None) != (is_image is None):
-        missing = "bias_image" if bias_image is None else "is_image"
-        raise UnsupportedError(
-            f"moe_gate: {missing} is None, expected bias_image and is_image together; pass both or neither"
-        )
-    if not 1 <= top_k <= num_experts:
-        raise UnsupportedError(
-            f"moe_gate: top_k is {top_k}, expected 1 ... {num_experts}, the rows of weight; correct num_experts_per_tok"
-        )
+    _check_options(num_experts, top_k, bias_image, is_image)
     if use_triton(x):
         from deepinfer_kernels.moe_gate.triton_kernel import moe_gate_triton
 

@@ -1,6 +1,6 @@
 """Rotation of the last dimensions as one Triton kernel: a program copies one vector and rotates its end."""
 
-# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 import torch
 import triton
 import triton.language as tl

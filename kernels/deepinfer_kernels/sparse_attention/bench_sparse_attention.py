@@ -25,7 +25,7 @@ def _cache(num_records: int, fmt: RecordFormat) -> torch.Tensor:
     pages = -(-num_records // PAGE)
     cache = torch.empty((pages, PAGE, fmt.record_bytes(HEAD_DIM)), dtype=torch.uint8, device="cuda")
     slots = torch.arange(pages * PAGE, device="cuda")
-    for chunk in slots.split(1 << 17):
+    for chunk in torch.split(slots, 1 << 17):
         store_records(cache, chunk, torch.randn(len(chunk), HEAD_DIM, device="cuda"), fmt)
     return cache
 

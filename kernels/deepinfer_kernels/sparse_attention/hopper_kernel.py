@@ -1,11 +1,11 @@
 """Attention over packed records for SM90, in Gluon: layouts, shared memory and asynchronous products are explicit.
 
-One program owns one row and 64 heads. While the tensor cores multiply one block of 64 list slots, it unpacks the next
-one: products of queries and keys run beside the unpacking, products of weights and values beside the loads. Even and
-odd columns stay apart, as the two nibbles of a byte do, and meet again when the result is stored.
+One program owns one row and 64 heads. While the tensor cores multiply the weights and values of one block of 64 list
+slots, and the queries and keys of the next, the program unpacks the block after that. Even and odd columns stay apart,
+as the two nibbles of a byte do, and meet again when the result is stored. Threads keep their own part of a denominator.
 """
 
-# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 import torch
 import triton
 from triton.experimental import gluon
@@ -13,7 +13,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     warpgroup_mma,
-    warpgroup_mma_init,
     warpgroup_mma_wait,
 )
 
@@ -164,7 +163,7 @@ def _unpack_compressed(packed, scale):
 
 
 @gluon.jit
-def _scores(q_even, q_odd, k_even, k_odd, at):
+def _start_scores(q_even, q_odd, k_even, k_odd, at):
     """Start the products of the queries with the keys of one buffer."""
     zeros = gl.zeros([64, 64], gl.float32, layout=_SCORES)
     scores = warpgroup_mma(q_even, k_even.index(at).permute((1, 0)), zeros, use_acc=False, is_async=True)
@@ -172,24 +171,36 @@ def _scores(q_even, q_odd, k_even, k_odd, at):
 
 
 @gluon.jit
-def _weights(scores, is_some, scale, maximum, denominator):
-    """Unrounded weights of a block, the new maximum and denominator, and the factor of what was summed before."""
-    scores = gl.where(gl.expand_dims(is_some, 0), scores * scale, -float("inf"))
-    new_maximum = gl.maximum(maximum, gl.max(scores, axis=1))
-    p = gl.exp(scores - gl.expand_dims(new_maximum, 1))
-    rescale = gl.exp(maximum - new_maximum)
-    return p, new_maximum, denominator * rescale + gl.sum(p, axis=1), rescale
+def _start_values(p_shared, k_even, k_odd, at, even, odd):
+    """Start the products of the weights with the values of one buffer."""
+    even = warpgroup_mma(p_shared, k_even.index(at), even, is_async=True)
+    return even, warpgroup_mma(p_shared, k_odd.index(at), odd, is_async=True)
 
 
 @gluon.jit
-def _values(p, rescale, p_shared, k_even, k_odd, at, even, odd):
-    """Start the products of the weights with the values of one buffer."""
+def _sums_of_threads(p):
+    """Sums of [64, 64] over the slots that one thread holds: [64, 2, 4]. Nothing is exchanged."""
+    # Columns are warp group * 32 + 8 * register + 2 * lane + register.
+    return gl.sum(gl.sum(gl.reshape(p, [64, 2, 4, 4, 2]), axis=4), axis=2)
+
+
+@gluon.jit
+def _largest_of_threads(x):
+    return gl.max(gl.max(gl.reshape(x, [64, 2, 4, 4, 2]), axis=4), axis=2)
+
+
+@gluon.jit
+def _weigh(scores, is_some, scale, maximum, denominator, p_shared):
+    """Put the weights of a block into shared memory; new maximum, denominator, and the factor of all sums before."""
+    scores = gl.where(gl.expand_dims(is_some, 0), scores * scale, -float("inf"))
+    new_maximum = gl.maximum(maximum, gl.max(scores, axis=1))
+    p = gl.exp(scores - gl.expand_dims(new_maximum, 1))
     p_shared.store(p.to(gl.bfloat16))
     fence_async_shared()
-    factor = gl.expand_dims(gl.convert_layout(rescale, gl.SliceLayout(1, _RESULT)), 1)
-    even = warpgroup_mma(p_shared, k_even.index(at), even * factor, is_async=True)
-    odd = warpgroup_mma(p_shared, k_odd.index(at), odd * factor, is_async=True)
-    return even, odd
+    rescale = gl.exp(maximum - new_maximum)
+    factor, _ = gl.broadcast(gl.expand_dims(rescale, 1), p)
+    denominator = denominator * _largest_of_threads(factor) + _sums_of_threads(p)
+    return new_maximum, denominator, gl.expand_dims(gl.convert_layout(rescale, gl.SliceLayout(1, _RESULT)), 1)
 
 
 @gluon.jit
@@ -262,14 +273,17 @@ def _hopper_attention_kernel(
         stop = gl.maximum(stop, gl.max(gl.where(listed >= 0, start + place + 1, 0), axis=0))
 
     maximum = gl.full([64], -1e30, gl.float32, layout=gl.SliceLayout(1, _SCORES))
-    denominator = gl.zeros([64], gl.float32, layout=gl.SliceLayout(1, _SCORES))
-    even = warpgroup_mma_init(gl.zeros([64, 256], gl.float32, layout=_RESULT))
-    odd = warpgroup_mma_init(gl.zeros([64, 256], gl.float32, layout=_RESULT))
+    denominator = _sums_of_threads(gl.zeros([64, 64], gl.float32, layout=_SCORES))
+    even = gl.zeros([64, 256], gl.float32, layout=_RESULT)
+    odd = gl.zeros([64, 256], gl.float32, layout=_RESULT)
     slots = _load_slots(compressed_slots_ptr, compressed_stride_s, 0, stop, ROW_OF_4)
 
+    # A step: start the values of the block before and the scores of this block, unpack the next block, wait, weigh.
     for block in gl.static_range(NUM_WINDOW):
         is_some = _load_slots(window_slots_ptr, window_stride_s, block * 64, WINDOW, COLUMN) >= 0
-        scores = _scores(q_even, q_odd, k_even, k_odd, block % 2)
+        if block > 0:
+            even, odd = _start_values(p_shared, k_even, k_odd, (block - 1) % 2, even, odd)
+        scores = _start_scores(q_even, q_odd, k_even, k_odd, block % 2)
         if block + 1 < NUM_WINDOW:
             row_slots = _load_slots(window_slots_ptr, window_stride_s, block * 64 + 64, WINDOW, ROW_OF_8)
             words, scales = _load_window(window_ptr, row_slots, WINDOW_BLOCK, window_block_stride)
@@ -278,36 +292,43 @@ def _hopper_attention_kernel(
             packed, scales = _load_compressed(compressed_ptr, slots, COMPRESSED_BLOCK, compressed_block_stride)
             slots = _load_slots(compressed_slots_ptr, compressed_stride_s, 64, stop, ROW_OF_4)
             next_even, next_odd = _unpack_compressed(packed, scales)
-        even, odd = warpgroup_mma_wait(2, deps=(even, odd))
+        if block > 0:
+            even, odd, scores = warpgroup_mma_wait(0, deps=(even, odd, scores))
+        else:
+            scores = warpgroup_mma_wait(0, deps=(scores,))
         k_even.index((block + 1) % 2).store(next_even)
         k_odd.index((block + 1) % 2).store(next_odd)
-        scores = warpgroup_mma_wait(0, deps=(scores,))
-        p, maximum, denominator, rescale = _weights(scores, is_some, scale, maximum, denominator)
-        even, odd = _values(p, rescale, p_shared, k_even, k_odd, block % 2, even, odd)
+        maximum, denominator, factor = _weigh(scores, is_some, scale, maximum, denominator, p_shared)
+        even *= factor
+        odd *= factor
 
     for start in range(0, stop, 64):
         at = (start // 64 + NUM_WINDOW) % 2
         is_some = _load_slots(compressed_slots_ptr, compressed_stride_s, start, stop, COLUMN) >= 0
         packed, scales = _load_compressed(compressed_ptr, slots, COMPRESSED_BLOCK, compressed_block_stride)
-        scores = _scores(q_even, q_odd, k_even, k_odd, at)
+        even, odd = _start_values(p_shared, k_even, k_odd, 1 - at, even, odd)
+        scores = _start_scores(q_even, q_odd, k_even, k_odd, at)
         slots = _load_slots(compressed_slots_ptr, compressed_stride_s, start + 128, stop, ROW_OF_4)
         next_even, next_odd = _unpack_compressed(packed, scales)
-        even, odd = warpgroup_mma_wait(2, deps=(even, odd))
+        even, odd, scores = warpgroup_mma_wait(0, deps=(even, odd, scores))
         k_even.index(1 - at).store(next_even)
         k_odd.index(1 - at).store(next_odd)
-        scores = warpgroup_mma_wait(0, deps=(scores,))
-        p, maximum, denominator, rescale = _weights(scores, is_some, scale, maximum, denominator)
-        even, odd = _values(p, rescale, p_shared, k_even, k_odd, at, even, odd)
+        maximum, denominator, factor = _weigh(scores, is_some, scale, maximum, denominator, p_shared)
+        even *= factor
+        odd *= factor
+    at = (gl.cdiv(stop, 64) + NUM_WINDOW - 1) % 2
+    even, odd = _start_values(p_shared, k_even, k_odd, at, even, odd)
     even, odd = warpgroup_mma_wait(0, deps=(even, odd))
 
     # Without any slot the first maximum is left: the sink term is infinite and the result 0.
     head = first_head + gl.arange(0, 64, layout=gl.SliceLayout(1, _SCORES))
     sink = gl.load(sink_ptr + head, mask=head < NUM_HEADS, other=0.0)
-    denominator += gl.exp(sink - maximum)
-    divisor = gl.expand_dims(gl.convert_layout(denominator, gl.SliceLayout(1, _RESULT)), 1)
-    divisor = gl.broadcast(divisor, even)[0]
-    even = gl.div_rn(even, divisor).to(gl.bfloat16)
-    odd = gl.div_rn(odd, divisor).to(gl.bfloat16)
+    total = gl.convert_layout(gl.sum(gl.sum(denominator, axis=2), axis=1), gl.SliceLayout(1, _SCORES))
+    one = gl.full([64], 1.0, gl.float32, layout=gl.SliceLayout(1, _SCORES))
+    share = gl.div_rn(one, total + gl.exp(sink - maximum))
+    share = gl.expand_dims(gl.convert_layout(share, gl.SliceLayout(1, _RESULT)), 1)
+    even = (even * share).to(gl.bfloat16)
+    odd = (odd * share).to(gl.bfloat16)
     if NUM_PAIRS > 0:
         pair = gl.arange(0, 256, layout=gl.SliceLayout(0, _RESULT)) - (256 - NUM_PAIRS)
         cos = gl.expand_dims(gl.load(cos_ptr + token * NUM_PAIRS + pair, mask=pair >= 0, other=0.0), 0)

@@ -6,7 +6,7 @@ odd columns stay apart from the record to the result, as the two nibbles of a by
 Records become bf16 exactly; an empty slot reads nothing and is zero.
 """
 
-# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 import torch
 import triton
 import triton.language as tl

@@ -4,7 +4,7 @@ One program owns one row, some heads and some columns of the result; scores are 
 columns. Same blocks, order and rounding points as the tensor-core kernel.
 """
 
-# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 import torch
 import triton
 import triton.language as tl
@@ -167,7 +167,8 @@ def _sparse_attention_fp32_kernel(
 def _list_arguments(part: SlotList, head_dim: int) -> tuple[int, int, int, int, int, int, int]:
     cache, slots = part.kv_cache, part.slots
     value_bytes = part.fmt.value_bytes(head_dim)
-    return (cache.shape[1], cache.stride(0), cache.shape[2], value_bytes, *slots.stride(), slots.shape[1])
+    strides = (slots.stride(0), slots.stride(1))
+    return (cache.shape[1], cache.stride(0), cache.shape[2], value_bytes, *strides, slots.shape[1])
 
 
 def sparse_attention_fp32_triton(

@@ -1,6 +1,6 @@
 """Slots of window rows and of compressed entries as Triton kernels; integers only."""
 
-# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 import torch
 import triton
 import triton.language as tl
