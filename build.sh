@@ -167,10 +167,14 @@ install() {
 }
 
 run_tests() {
-    local packages=() failed=() folder
+    local packages=() failed=() folder determinism
     export DEEPINFER_ACCELERATOR=cpu CUDA_VISIBLE_DEVICES="" OMP_NUM_THREADS=1 VLLM_NO_USAGE_STATS=1 HF_HUB_OFFLINE=1
     for folder in $VENV/lib/python3.12/site-packages/deepinfer_*/; do
-        [[ $folder == *.dist-info/ ]] || packages+=("$folder")
+        case $folder in
+            *.dist-info/) ;;
+            */deepinfer_determinism/) determinism=$folder ;; # starts its own processes and reports once, at its end
+            *) packages+=("$folder") ;;
+        esac
     done
     say "== ruff check"
     $VENV/bin/ruff check . || failed+=(ruff-check)
@@ -179,8 +183,11 @@ run_tests() {
     say "== mypy"
     find "${SOURCES[@]}" -name '*.py' -not -path '*/.*' -print0 | xargs -0 $VENV/bin/mypy --strict || failed+=(mypy)
     say "== pytest, from the installed wheel"
-    $VENV/bin/pytest -c pyproject.toml --rootdir . -o pythonpath= -m 'not gpu and not npu and not weights' \
-        "${packages[@]}" "$@" || failed+=(pytest)
+    local pytest=($VENV/bin/pytest -c pyproject.toml --rootdir . -o pythonpath= -m 'not gpu and not npu and not weights')
+    # one file stays in one process, so that its engines are started once
+    "${pytest[@]}" -n 2 --dist loadfile "${packages[@]}" "$@" || failed+=(pytest)
+    say "== determinism, quick set"
+    "${pytest[@]}" "$determinism" "$@" || failed+=(determinism)
     if [ ${#failed[@]} -gt 0 ]; then
         printf 'build.sh: failed:%s\n' "$(printf ' %s' "${failed[@]}")" >&2
         exit 1

@@ -46,6 +46,18 @@ def _merges(room: int) -> list[list[str]]:
     return ([list(pair) for pair in pairs] + triples)[:room]
 
 
+def _added_token(token: str, token_id: int) -> dict[str, Any]:
+    return {
+        "id": token_id,
+        "content": token,
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": token not in _TEXT_MARKERS,
+    }
+
+
 def tokenizer_files(vocab_size: int, model_max_length: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Content of tokenizer.json and tokenizer_config.json.
 
@@ -60,25 +72,13 @@ def tokenizer_files(vocab_size: int, model_max_length: int) -> tuple[dict[str, A
     tokens += _LAST
     assert len(tokens) == vocab_size, f"{len(tokens)} tokens for a vocabulary of {vocab_size}"
     vocab = {token: index for index, token in enumerate(tokens)}
-    added = [
-        {
-            "id": vocab[token],
-            "content": token,
-            "single_word": False,
-            "lstrip": False,
-            "rstrip": False,
-            "normalized": False,
-            "special": token not in _TEXT_MARKERS,
-        }
-        for token in (*_FIRST, *_LAST)
-    ]
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     steps = [{"type": "Lowercase"}, {"type": "Replace", "pattern": {"Regex": "[\\t\\r\\n]"}, "content": " "}]
     tokenizer = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": added,
+        "added_tokens": [_added_token(token, vocab[token]) for token in (*_FIRST, *_LAST)],
         "normalizer": {"type": "Sequence", "normalizers": steps},
         "pre_tokenizer": byte_level,
         "post_processor": None,

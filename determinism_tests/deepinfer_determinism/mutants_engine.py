@@ -258,7 +258,7 @@ def candidates_of_a_neighbour() -> AbstractContextManager[Calls]:
 
 
 def another_kernel_behind_a_hit() -> AbstractContextManager[Calls]:
-    """Rows of a prompt whose first part was cached are normalised by a kernel of their own."""
+    """Rows of a prompt whose first part was cached are rotated with angles in bf16."""
 
     def change(original: Function, calls: Calls) -> Function:
         def rotated(self: Any, *args: Any) -> Any:
@@ -266,7 +266,7 @@ def another_kernel_behind_a_hit() -> AbstractContextManager[Calls]:
             first = _first_rows(self.req_idx)
             behind = (first != torch.arange(len(first))) & (self.positions[first] > 0)
             calls.calls += int(behind.sum())
-            rotation.cos[behind] = rotation.cos[behind] * (1 + 2**-7)
+            rotation.cos[behind] = rotation.cos[behind].bfloat16().float()
             return rotation
 
         return rotated
@@ -334,16 +334,20 @@ def _rows_in_step(positions: torch.Tensor, query_start_loc: torch.Tensor) -> tor
 
 
 def experts_in_order_of_arrival() -> AbstractContextManager[Calls]:
-    """A token's experts are added in the order in which the step's rows reached them."""
+    """Every second row of a step adds its shared expert first and the routed ones from the last on."""
 
-    def alter(calls: Calls, args: list[Any], kwargs: dict[str, Any]) -> None:
-        routed = args[0]
-        calls.calls += routed.shape[0] > 1
-        odd = torch.arange(routed.shape[0]) % 2 == 1
-        args[0] = torch.where(odd[:, None, None], routed.flip(1), routed)
-        args[1] = args[1] + torch.where(odd[:, None], args[0][:, 0] * 2**-9, 0).to(args[1].dtype)
+    def change(original: Function, calls: Calls) -> Function:
+        def combine(routed: torch.Tensor, shared: torch.Tensor) -> torch.Tensor:
+            total = shared.float()
+            for slot in reversed(range(routed.shape[1])):
+                total = total + routed[:, slot]
+            is_odd = torch.arange(len(routed)) % 2 == 1
+            calls.calls += int(is_odd.sum())
+            return torch.where(is_odd[:, None], total.to(shared.dtype), original(routed, shared))
 
-    return _arguments_changed(f"{_KERNELS}.moe_combine.reference:moe_combine_reference", alter)
+        return combine
+
+    return changed(f"{_KERNELS}.moe_combine.reference:moe_combine_reference", change)
 
 
 def nan_in_a_large_step() -> AbstractContextManager[Calls]:

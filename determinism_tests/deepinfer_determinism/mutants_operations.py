@@ -72,6 +72,22 @@ def last_tile_not_padded() -> AbstractContextManager[Calls]:
     return changed(_TILED, change)
 
 
+def padded_rows_leak() -> AbstractContextManager[Calls]:
+    """The rows that fill a tile are never cleared, and the tile is scaled by its largest value."""
+
+    def change(original: Function, calls: Calls) -> Function:
+        def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+            missing = -x.shape[0] % ROW_TILE
+            calls.calls += missing > 0
+            tile = torch.cat([x, torch.empty(missing, x.shape[1])])
+            largest = tile.abs().amax()
+            return original(tile / largest, w)[: x.shape[0]] * largest  # type: ignore[no-any-return]
+
+        return product
+
+    return changed(_TILED, change)
+
+
 def stale_output_buffer() -> AbstractContextManager[Calls]:
     """One output buffer for all calls, handed out before its reader is done: what a missing barrier gives."""
 
@@ -398,7 +414,7 @@ def sinkhorn_stops_early() -> AbstractContextManager[Calls]:
 
 
 def record_scale_of_the_neighbour() -> AbstractContextManager[Calls]:
-    """Scales of a page are written one slot too early for the last record of a call."""
+    """The last record of a call gets the scales of the one before."""
 
     def change(original: Function, calls: Calls) -> Function:
         def encode(x: torch.Tensor, fmt: Any) -> Any:
@@ -448,6 +464,7 @@ OPERATION_MUTANTS: tuple[Mutant, ...] = (
     _mutant(split_k_by_rows, "linear.linear", "even"),
     _mutant(tile_outside_the_family, "hc_mix.hc_mix"),
     _mutant(last_tile_not_padded, "linear.mxfp8_linear", "exact"),
+    _mutant(padded_rows_leak, "linear.grouped_linear"),
     _mutant(stale_output_buffer, "linear.linear", "even"),
     _mutant(expert_rows_not_tiled, "moe_experts.moe_experts", "crowded"),
     _mutant(nan_times_zero, "rms_norm.rms_norm"),

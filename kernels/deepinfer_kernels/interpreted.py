@@ -92,6 +92,9 @@ def _indices() -> None:
     scores = indexer_topk_reference.make_inputs(4, 50, _generator(), "cpu")
     want = indexer_topk_reference.topk_indices_reference(scores, 8)
     assert_bitwise_equal(topk_indices_triton(scores, 8), want, "topk_indices")
+    wide = torch.randn(2, 9000, generator=_generator())  # two passes, scores with all bits
+    want = indexer_topk_reference.topk_indices_reference(wide, 300)
+    assert_bitwise_equal(topk_indices_triton(wide, 300), want, "topk_indices of a long row")
     num_visible = (scores > -torch.inf).sum(dim=1)
     blocks = indexer_topk_reference.candidate_blocks_reference(scores, num_visible, 3, 4)
     assert_bitwise_equal(candidate_blocks_triton(scores, num_visible, 3, 4), blocks, "candidate_blocks")

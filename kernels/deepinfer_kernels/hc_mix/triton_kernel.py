@@ -1,8 +1,7 @@
 """Mix logits as two Triton kernels: products over parts of K on tensor cores, then the parts in ascending order.
 
 fp32 weights are split exactly into three bf16 values, so that every product with a bf16 stream is exact and the tensor
-cores' fp32 sum is the only rounding; the squares come from the product of the streams with themselves, so that the
-streams never pass through registers. fp32 streams take fp32 products instead.
+cores' fp32 sum is the only rounding. fp32 streams take fp32 products instead.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -46,7 +45,7 @@ def _hc_mix_parts_kernel(
     for part in range(PARTS):
         first = (program * PARTS + part) * PART_K
         logits = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
-        squares = tl.zeros([BLOCK_M, BLOCK_M if IS_BF16 else BLOCK_K], dtype=tl.float32)
+        squares = tl.zeros([BLOCK_M, BLOCK_K], dtype=tl.float32)
         for start in tl.range(first, tl.minimum(first + PART_K, DEPTH), BLOCK_K, num_stages=STAGES):
             k = start + tl.arange(0, BLOCK_K)
             is_k = k < DEPTH
@@ -62,16 +61,12 @@ def _hc_mix_parts_kernel(
                 logits = tl.dot(x, tl.trans(low), logits)
                 logits = tl.dot(x, tl.trans(middle), logits)
                 logits = tl.dot(x, tl.trans(high), logits)
-                squares = tl.dot(x, tl.trans(x), squares)  # the sums of squares stand on the diagonal
             else:
                 logits = tl.dot(x, tl.trans(fn), logits, input_precision="ieee")
-                squares += x * x
+            wide = x.to(tl.float32)
+            squares += wide * wide
         logits_sum += logits
-        if IS_BF16:
-            m = tl.arange(0, BLOCK_M)
-            squares_sum += tl.sum(tl.where(m[:, None] == m[None, :], squares, 0.0), axis=1)
-        else:
-            squares_sum += halving_row_sums(squares, BLOCK_M, BLOCK_K, LEVELS)
+        squares_sum += halving_row_sums(squares, BLOCK_M, BLOCK_K, LEVELS)
     place = program.to(tl.int64) * num_tokens + token
     tl.store(logits_ptr + place[:, None] * BLOCK_N + n[None, :], logits_sum, mask=is_token[:, None])
     tl.store(squares_ptr + place, squares_sum, mask=is_token)

@@ -50,7 +50,7 @@ def _topk_kernel(
     key = _ordered_key(score)
     # Scores rounded to bf16 have no low bits: half of the search, with the low bits of the keys cleared.
     is_short = tl.max(score.to(tl.int32, bitcast=True) & 0xFFFF, axis=0) == 0
-    key = tl.where(is_short, key & 0xFFFF0000, key)
+    key = tl.where(is_short, (key >> 16) << 16, key)
     threshold = tl.zeros([], dtype=tl.uint32)
     bit = tl.full([], 0x80000000, dtype=tl.uint32)
     for _ in range(tl.where(is_short, 16, 32)):

@@ -6,7 +6,6 @@ import torch
 
 from deepinfer_kernels.bench import Ceilings, Record, measure, rotation, run_bench
 from deepinfer_kernels.moe_gate import moe_gate
-from deepinfer_kernels.moe_gate.reference import make_inputs
 
 HIDDEN_SIZE, NUM_EXPERTS, TOP_K, SCALING = 5120, 384, 6, 1.5
 SIZES = (1, 64, 4096)
@@ -18,9 +17,10 @@ def cases(ceilings: Ceilings) -> list[Record]:
     for num_tokens in SIZES:
         num_bytes = 2 * HIDDEN_SIZE * (NUM_EXPERTS + num_tokens) + 8 * num_tokens * TOP_K
         calls = []
-        for seed in range(rotation(num_bytes)):
-            generator = torch.Generator().manual_seed(seed)
-            x, weight, bias, _ = make_inputs(num_tokens, HIDDEN_SIZE, NUM_EXPERTS, torch.bfloat16, generator, "cuda")
+        for _ in range(rotation(num_bytes)):
+            x = torch.randn(num_tokens, HIDDEN_SIZE, device="cuda", dtype=torch.bfloat16)
+            weight = torch.randn(NUM_EXPERTS, HIDDEN_SIZE, device="cuda", dtype=torch.bfloat16) / HIDDEN_SIZE**0.5
+            bias = torch.randn(NUM_EXPERTS, device="cuda") / 10
             calls.append(partial(moe_gate, x, weight, bias, top_k=TOP_K, scaling=SCALING))
         flops = 2 * num_tokens * HIDDEN_SIZE * NUM_EXPERTS
         records.append(
