@@ -52,7 +52,7 @@ PATCHES: tuple[Patch, ...] = (
         removal="a hook may change the engine's copy of a request's sampling parameters",
     ),
     Patch(
-        what="RequestState.from_new_request and _new_request_output wrapped: RequestOutput of our model has a field seed",
+        what="RequestState.from_new_request and _new_request_output wrapped: our RequestOutput has a field seed",
         why="the seed must come back with the answer; RequestOutput has no field for a plugin",
         upstream="vllm/v1/engine/output_processor.py, vLLM 0.33.0; sampling/front_end.py checks the parameters",
         removal="RequestOutput carries the sampling parameters, or fields of a plugin",

@@ -49,5 +49,6 @@ def test_a_variable_set_to_the_pinned_value_is_left_alone() -> None:
 
 
 def test_a_variable_set_to_another_value_is_refused_with_both_values() -> None:
-    with pytest.raises(PinError, match=r"NCCL_ALGO is 'ring', expected 'ring,tree;allreduce:tree'.*DEEPINFER_BATCH_INVARIANT=0"):
+    rule = r"NCCL_ALGO is 'ring', expected 'ring,tree;allreduce:tree'.*DEEPINFER_BATCH_INVARIANT=0"
+    with pytest.raises(PinError, match=rule):
         mode.environment_for("cuda", {"NCCL_ALGO": "ring"})

@@ -21,6 +21,7 @@ from deepinfer_determinism.results import (
 )
 from deepinfer_determinism.schedule import Schedule
 from deepinfer_determinism.workload import Sizes, Workload, base_name
+from deepinfer_plugin.errors import EngineError
 
 NUM_CHILDREN = 2  # at once: the quick set is made for two cores
 RESTARTED = "restart"  # the relation that must not share a process with what it is compared with
@@ -67,7 +68,9 @@ class Harness:
         """Wait for the result of a schedule."""
         stream = self._streams[self._stream_of[name]]
         while name not in self._arrived:
-            result = next(stream)
+            result = next(stream, None)
+            if result is None:
+                raise EngineError(f"engine child: schedule {name!r} did not run, its child had ended before it")
             self._arrived[result.schedule.name] = result
             self._reached.append(result.reached)
             self.cpu_s += result.cpu_s

@@ -427,7 +427,7 @@ ENGINE_MUTANTS: tuple[Mutant, ...] = (
     _mutant(positions_of_the_chunk, "chunks", "chunks"),
     _mutant(lookback_lost_at_chunk_borders, "chunks", "chunks"),
     _mutant(lookback_into_a_neighbour, "neighbours", "crowd"),
-    _mutant(experts_in_order_of_arrival, "order", "crowd"),
+    _mutant(experts_in_order_of_arrival, "order", "crowd s32"),
     _mutant(nan_in_a_large_step, "copies", "copies"),
     _mutant(cached_page_of_a_neighbour, "canaries", "crowd"),
 )

@@ -24,7 +24,7 @@ BASE_FLAGS = ("--logprobs-mode=raw_logprobs", "--max-num-seqs=64")
 SMALL_BLOCKS = f"--block-size={PAGES[0]}"
 NO_CACHE = "--no-enable-prefix-caching"
 ODD_BUDGET = 33
-FEW_BLOCKS = 84  # of the pool that all caches share: two or three requests of 150 tokens fit
+FEW_BLOCKS = 70  # of the pool that all caches share: two requests of 150 tokens fit
 LONGEST_IN_FEW_BLOCKS = 200
 CROWD = 48  # requests at once: 44 co-resident ones were needed to show a fault in a served engine
 
@@ -321,7 +321,7 @@ RELATIONS: tuple[Relation, ...] = (
         promise="preemption and recomputation",
         actions=_preemption,
         required={m.PREEMPTIONS: 2},
-        flags=(SMALL_BLOCKS, f"--num-gpu-blocks-override={FEW_BLOCKS}", "--max-model-len=288"),
+        flags=(SMALL_BLOCKS, f"--num-gpu-blocks-override={FEW_BLOCKS}", "--max-model-len=224"),
     ),
     Relation(
         name="max_num_seqs",
@@ -372,7 +372,7 @@ RELATIONS: tuple[Relation, ...] = (
         promise="a cached prefix that is evicted before it is asked for again",
         actions=_eviction,
         required={m.CACHED_TOKENS: 2 * PAGES[0], m.LOST_HITS: PAGES[0]},
-        flags=(SMALL_BLOCKS, f"--num-gpu-blocks-override={FEW_BLOCKS}", "--max-model-len=288"),
+        flags=(SMALL_BLOCKS, f"--num-gpu-blocks-override={FEW_BLOCKS}", "--max-model-len=224"),
     ),
     Relation(
         name="canaries",

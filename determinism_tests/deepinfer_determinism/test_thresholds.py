@@ -28,7 +28,7 @@ FOLDERS = (
     Path(deepinfer_plugin.__path__[0]) / "worker",
     Path(deepinfer_plugin.__path__[0]) / "cache",
 )
-OTHER_DEVICES = ("_kernel", "triton_", "bench_", "test_", "conftest", "testing", "front_end", "middleware")
+OTHER_DEVICES = ("_kernel", "triton_", "bench", "test_", "conftest", "testing", "front_end", "middleware")
 
 
 @pytest.mark.parametrize("threshold", THRESHOLDS, ids=lambda threshold: threshold.name)

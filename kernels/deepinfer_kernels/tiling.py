@@ -35,8 +35,8 @@ NORM_WARPS_BY_WIDTH = ((1024, 1), (2048, 4), (8192, 8), (1 << 30, 16))
 # Columns one program of an elementwise kernel owns: 128 threads times 8 bf16 values, one 16-byte load each.
 ELEMENTWISE_BLOCK = 1024
 
-# Mix logits: K of one product, of one part and of one group of parts. The parts of a group are added in ascending order,
-# then the groups. 20480 = 40 parts = 10 groups: at few rows every part is a program, at many every group is, which adds
+# Mix logits: K of one product, of one part and of one group of parts. The parts of a group are added in ascending
+# order, then the groups. 20480 = 40 parts = 10 groups: at few rows every part is a program, at many every group is, which adds
 # its parts itself and writes a quarter of the partial sums. Same order, same bits.
 HC_MIX_BLOCK_K = 64
 HC_MIX_PART_K = 512
@@ -54,8 +54,8 @@ INDEX_ROWS = ((64, 1), (1 << 62, 8))
 # Keys of one tile of the fp32 products, which hold their operands in registers.
 INDEX_FP32_KEY_TILE = 32
 
-# Selection: entries one program holds in registers. Longer rows are cut into chunks of it, each chunk keeps its best, and
-# what was kept is cut again; the largest selection keeps a quarter of a chunk, so that every pass shortens the row.
+# Selection: entries one program holds in registers. Longer rows are cut into chunks of it, each chunk keeps its best,
+# and what was kept is cut again; the largest selection keeps a quarter of a chunk, so that every pass shortens the row.
 TOPK_CHUNK = 8192
 TOPK_LARGEST = 2048
 

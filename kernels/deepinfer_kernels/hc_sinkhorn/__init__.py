@@ -33,7 +33,8 @@ def hc_sinkhorn(
         ShapeError: the arguments do not fit each other, or the width is not (2 + S) * S for any S.
         UnsupportedError: a dtype is not fp32, or ``iters`` is below 1.
 
-    Invariance: bitwise per token; sums are serial in ascending stream, division is IEEE.
+    Invariance: bitwise per token; sums are serial in ascending stream, division rounds to the nearest (on a GPU for
+    quotients above 2^-100).
     Source: REF-K hc_split_sinkhorn; specification, section 2.2.
     """
     for name, tensor in (("mix_logits", mix_logits), ("scale", scale), ("base", base)):

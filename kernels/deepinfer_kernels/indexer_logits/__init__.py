@@ -45,7 +45,8 @@ def indexer_logits(
             and the sum over heads to bf16 each. Otherwise everything is fp32.
 
     Returns:
-        [num_tokens, max_entries] fp32; -inf from ``num_visible`` on. Heads are added in ascending order in fp32.
+        [num_tokens, max_entries] fp32; -inf from ``num_visible`` on. Heads are added in fp32: on a CPU in ascending
+        order, on a GPU by halves, the upper heads onto the lower until one is left.
 
     Raises:
         ShapeError: arguments that do not fit each other, or index_head_dim is no multiple of 16.

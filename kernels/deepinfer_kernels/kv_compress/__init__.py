@@ -64,11 +64,15 @@ def compress_pairs(
                 f"compress_pairs: {name} has shape {list(index.shape)}, expected [{latent.shape[0]}], the first axis "
                 f"of latent {list(latent.shape)}; pass one value per row"
             )
-    if state_cache.dim() != 3 or state_cache.shape[2] != 2 * latent.shape[1] or state_cache.shape[1] < 1:
-        raise ShapeError(
-            f"compress_pairs: state_cache has shape {list(state_cache.shape)}, expected [num_blocks, ring, "
-            f"{2 * latent.shape[1]}]; a row holds latent and score"
-        )
+    _check_state(state_cache, latent.shape[1])
     if use_triton(latent):
         return compress_pairs_triton(latent, score, positions, req_idx, state_cache, state_block, out_dtype=out_dtype)
     return compress_pairs_reference(latent, score, positions, req_idx, state_cache, state_block, out_dtype=out_dtype)
+
+
+def _check_state(state_cache: torch.Tensor, width: int) -> None:
+    if state_cache.dim() != 3 or state_cache.shape[2] != 2 * width or state_cache.shape[1] < 1:
+        raise ShapeError(
+            f"compress_pairs: state_cache has shape {list(state_cache.shape)}, expected [num_blocks, ring, "
+            f"{2 * width}]; a row holds latent and score"
+        )

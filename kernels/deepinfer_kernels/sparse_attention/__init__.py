@@ -75,14 +75,28 @@ def sparse_attention(
         _check_slots("compressed_slots", compressed_slots, q)
         parts.append(SlotList(kv_cache=compressed_cache, slots=compressed_slots, fmt=compressed_format))
     if use_triton(q):
-        for part in parts:
-            require_cache("sparse_attention", part.kv_cache, q.shape[2], part.fmt)
-        if fits_tensor_cores(q, parts, round_p):
-            if fits_hopper(q, parts):
-                return sparse_attention_hopper(q, parts, sink, scale, cos=cos, sin=sin)
-            return sparse_attention_triton(q, parts, sink, scale, cos=cos, sin=sin)
-        return sparse_attention_fp32_triton(q, parts, sink, scale, round_p=round_p, cos=cos, sin=sin)
+        return _on_gpu(q, parts, sink, scale, round_p=round_p, cos=cos, sin=sin)
     return sparse_attention_reference(q, parts, sink, scale, round_p=round_p, cos=cos, sin=sin)
+
+
+def _on_gpu(
+    q: torch.Tensor,
+    parts: list[SlotList],
+    sink: torch.Tensor,
+    scale: float,
+    *,
+    round_p: bool,
+    cos: torch.Tensor | None,
+    sin: torch.Tensor | None,
+) -> torch.Tensor:
+    """Choose the kernel by formats, widths and device, never by the number of rows."""
+    for part in parts:
+        require_cache("sparse_attention", part.kv_cache, q.shape[2], part.fmt)
+    if fits_tensor_cores(q, parts, round_p):
+        if fits_hopper(q, parts):
+            return sparse_attention_hopper(q, parts, sink, scale, cos=cos, sin=sin)
+        return sparse_attention_triton(q, parts, sink, scale, cos=cos, sin=sin)
+    return sparse_attention_fp32_triton(q, parts, sink, scale, round_p=round_p, cos=cos, sin=sin)
 
 
 def _check_slots(name: str, slots: torch.Tensor, q: torch.Tensor) -> None:
