@@ -152,6 +152,8 @@ print(json.dumps([missing, parameters]))
 def imported_from_vllm() -> list[tuple[str, str]]:
     names: set[tuple[str, str]] = set()
     for path in Path(deepinfer_plugin.__file__).parent.rglob("*.py"):
+        if path.name == "cuda.py":  # vLLM's CUDA platform imports its compiled extension, which needs a driver
+            continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] == "vllm":
                 names.update((str(node.module), alias.name) for alias in node.names)

@@ -6,6 +6,7 @@ from vllm.logger import init_logger
 from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
+from deepinfer_plugin import witness
 from deepinfer_plugin.sampling import seed_middleware
 
 if TYPE_CHECKING:
@@ -44,8 +45,9 @@ class DeepInferCpuPlatform(CpuPlatform):
 
     @classmethod
     def pre_register_and_update(cls, parser: "FlexibleArgumentParser | None" = None) -> None:
-        """Let the server of a command line return seeds; without an answer of our model the middleware does nothing."""
+        """Let a server return seeds and witnesses; without an answer of our model the middleware does nothing."""
         seed_middleware.add_to_server(parser)
+        witness.add_to_server(parser)
 
     @classmethod
     def check_and_update_config(cls, vllm_config: "VllmConfig") -> None:

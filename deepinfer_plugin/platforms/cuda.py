@@ -1,9 +1,10 @@
-"""vLLM's CUDA platform with the one thing that it has no other hook for: the server returns seeds."""
+"""vLLM's CUDA platform with what it has no other hook for: a server returns seeds and witnesses."""
 
 from typing import TYPE_CHECKING
 
 from vllm.platforms.cuda import CudaPlatform
 
+from deepinfer_plugin import witness
 from deepinfer_plugin.sampling import seed_middleware
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ class DeepInferCudaPlatform(CudaPlatform):
 
     @classmethod
     def pre_register_and_update(cls, parser: "FlexibleArgumentParser | None" = None) -> None:
-        """Let the server of a command line return seeds; without an answer of our model the middleware does nothing."""
+        """Let a server return seeds and witnesses; without an answer of our model the middleware does nothing."""
         super().pre_register_and_update(parser)
         seed_middleware.add_to_server(parser)
+        witness.add_to_server(parser)

@@ -36,8 +36,8 @@ NORM_WARPS_BY_WIDTH = ((1024, 1), (2048, 4), (8192, 8), (1 << 30, 16))
 ELEMENTWISE_BLOCK = 1024
 
 # Mix logits: K of one product, of one part and of one group of parts. The parts of a group are added in ascending
-# order, then the groups. 20480 = 40 parts = 10 groups: at few rows every part is a program, at many every group is, which adds
-# its parts itself and writes a quarter of the partial sums. Same order, same bits.
+# order, then the groups. 20480 = 40 parts = 10 groups: at few rows every part is a program, at many every group is,
+# which adds its parts itself and writes a quarter of the partial sums. Same order, same bits.
 HC_MIX_BLOCK_K = 64
 HC_MIX_PART_K = 512
 HC_MIX_PARTS_OF_GROUP = 4
