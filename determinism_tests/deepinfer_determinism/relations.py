@@ -24,6 +24,7 @@ BASE_FLAGS = ("--logprobs-mode=raw_logprobs", "--max-num-seqs=64")
 SMALL_BLOCKS = f"--block-size={PAGES[0]}"
 NO_CACHE = "--no-enable-prefix-caching"
 ODD_BUDGET = 33
+ROOMY = "--max-num-batched-tokens=16384"  # all prompts of the full workload in one step
 FEW_BLOCKS = 70  # of the pool that all caches share: two requests of 150 tokens fit
 LONGEST_IN_FEW_BLOCKS = 200
 CROWD = 48  # requests at once: 44 co-resident ones were needed to show a fault in a served engine
@@ -268,6 +269,7 @@ RELATIONS: tuple[Relation, ...] = (
         promise="other requests in the batch",
         actions=_neighbours,
         required={m.REQUESTS_IN_ONE_STEP: 44, m.SAMPLED: 3},
+        flags=(ROOMY,),
     ),
     Relation(
         name="copies",
@@ -386,6 +388,7 @@ RELATIONS: tuple[Relation, ...] = (
         promise="a restart of the engine in a new process",
         actions=_neighbours,
         required={m.REQUESTS_IN_ONE_STEP: 44},
+        flags=(ROOMY,),
     ),
     Relation(
         name="async scheduling",

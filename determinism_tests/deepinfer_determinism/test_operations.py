@@ -38,6 +38,7 @@ def test_every_public_operation_has_an_entry() -> None:
 
 def explore(operation: Operation, variant: str, examples: int, seed: int, device: str) -> list[Finding]:
     """Let hypothesis choose sizes, batches and layouts; stops at the first difference."""
+    torch.set_num_threads(1)  # as the CPU worker does
     findings: list[Finding] = []
 
     @settings(
