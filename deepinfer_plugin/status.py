@@ -126,7 +126,7 @@ _FIXED: tuple[tuple[str, str, bool, str, str], ...] = (
     ("F25", "prefill context cap", False, "not built; --max-num-batched-tokens bounds a step", _PLUGIN),
     ("F26", "request encoding", True, "vLLM's deepseek_v41 tokenizer mode; user text can form control tokens", _VLLM),
     ("F27", "evaluation and sweep", False, "not built; vllm bench serve works", _PLUGIN),
-    ("F28", "kernel cache root", False, "the reference kernels compile nothing", _PLUGIN),
+    ("F28", "kernel cache root", False, "Triton's own cache is used; DEEPINFER_JIT_CACHE_DIR is not", _PLUGIN),
     ("X1", "images", False, "text only; the vision tensors of a checkpoint are checked and not loaded", _PLUGIN),
     ("X2", "prefix caching", True, "exact: a hit gives the bits of a full prefill; --no-enable-prefix-caching", _VLLM),
 )
@@ -146,7 +146,7 @@ def features(settings: Settings, *, is_active: bool) -> tuple[Feature, ...]:
             key="F9",
             name="batch invariance",
             is_on=is_ours,
-            why="rows of the reference kernels do not depend on other requests; no certificate yet"
+            why="every operation of a forward pass is looked up in the table of proven ones at start"
             if is_ours
             else "vLLM's own model serves",
             origin=source,
@@ -155,7 +155,9 @@ def features(settings: Settings, *, is_active: bool) -> tuple[Feature, ...]:
             key="F10",
             name="deterministic sampling",
             is_on=is_ours,
-            why="vLLM's sampler draws by (seed, position); a request without seed is random" if is_ours else "needs F9",
+            why="noise is a function of (seed, prompt, position, token); a request without seed gets one"
+            if is_ours
+            else "needs F9",
             origin=_REQUEST if is_ours else source,
         ),
     ]

@@ -23,7 +23,7 @@ from deepinfer_plugin.model.linear import PlainLinear, RMSNorm, TensorModule, fr
 from deepinfer_plugin.model.rope import RotaryTables
 from deepinfer_plugin.model.step import Step
 from deepinfer_plugin.model.weights import load_into
-from deepinfer_plugin.platforms.capabilities import KERNEL_SET
+from deepinfer_plugin.platforms.capabilities import KERNEL_SETS
 from deepinfer_plugin.settings import Settings
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class DeepseekV41ForCausalLM(nn.Module):
         logger.info(
             "deepinfer_plugin %s serves DeepseekV41ForCausalLM; kernel set: %s; arithmetic: %s",
             __version__,
-            KERNEL_SET,
+            KERNEL_SETS[vllm_config.device_config.device_type],
             settings.arithmetic.value,
         )
 

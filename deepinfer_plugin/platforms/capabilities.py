@@ -10,7 +10,9 @@ from pathlib import Path
 from deepinfer_plugin.platforms.detect import Decision
 from deepinfer_plugin.settings import Accelerator
 
-KERNEL_SET = "reference"  # plain PyTorch on every device, until the Triton kernels join
+KERNEL_SETS = {"cuda": "triton", "cpu": "reference"}
+"""Kernels that serve on a type of device: Triton's, or the plain PyTorch references."""
+
 _BYTES_PER_MIB = 1 << 20
 
 
@@ -36,7 +38,7 @@ class Capabilities:
             num_devices=1,
             compute_capability=None,
             memory_mib=_host_memory_mib(),
-            kernel_set=KERNEL_SET,
+            kernel_set=KERNEL_SETS["cpu"],
         )
 
     @classmethod
@@ -52,7 +54,7 @@ class Capabilities:
                 num_devices=int(nvml.nvmlDeviceGetCount()),
                 compute_capability=f"{major}.{minor}",
                 memory_mib=int(nvml.nvmlDeviceGetMemoryInfo(handle).total) // _BYTES_PER_MIB,
-                kernel_set=KERNEL_SET,
+                kernel_set=KERNEL_SETS["cuda"],
             )
         finally:
             nvml.nvmlShutdown()
