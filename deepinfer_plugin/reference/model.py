@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
+
+from deepinfer_kernels.engram_hash import engram_layout
 from deepinfer_kernels.hc_collapse import hc_collapse
 from deepinfer_kernels.hc_mix import hc_mix
 from deepinfer_kernels.hc_post import hc_post
 from deepinfer_kernels.hc_sinkhorn import hc_sinkhorn
 from deepinfer_kernels.linear import linear
-from safetensors.torch import load_file
-
-from deepinfer_kernels.engram_hash import engram_layout
 from deepinfer_plugin.errors import ConfigError
 from deepinfer_plugin.model.config import ModelConfig
 from deepinfer_plugin.reference.attention import ReferenceAttention

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-from deepinfer_kernels.swiglu import swiglu
 
 from deepinfer_kernels.moe_combine import moe_combine
 from deepinfer_kernels.moe_experts import moe_experts
 from deepinfer_kernels.moe_gate import moe_gate
+from deepinfer_kernels.swiglu import swiglu
 from deepinfer_plugin.model.config import ModelConfig
 from deepinfer_plugin.reference.step import Parameters, Step
 

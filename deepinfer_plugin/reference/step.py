@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
+
 from deepinfer_kernels.linear import mxfp8_linear
 from deepinfer_kernels.rms_norm import rms_norm
-
 from deepinfer_plugin.settings import Arithmetic
 
 Rotation = tuple[torch.Tensor, torch.Tensor]  # cos, sin: fp32 [num_tokens, qk_rope_head_dim / 2]
