@@ -102,7 +102,13 @@ _FIXED: tuple[tuple[str, str, bool, str, str], ...] = (
         "windows are cached with their prefix: hits are exact",
         _PLUGIN,
     ),
-    ("F8", "asynchronous scheduling", True, "vLLM's default; --no-async-scheduling turns it off", _VLLM),
+    (
+        "F8",
+        "asynchronous scheduling",
+        True,
+        "vLLM's default on a GPU; vLLM turns it off on the CPU whatever is asked",
+        _VLLM,
+    ),
     ("F11", "structured output", True, "XGrammar: JSON schema, regex, grammar", _VLLM),
     (
         "F12",

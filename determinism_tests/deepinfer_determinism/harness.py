@@ -103,7 +103,7 @@ class Harness:
         counts = mechanisms.count(got)
         result = RelationResult(
             relation=relation.name,
-            configuration=" ".join((setting.label, *relation.flags)),
+            configuration=" ".join((setting.label, *got.schedule.run.flags[len(relations.BASE_FLAGS) :])),
             rows_compared=comparison.rows,
             differences=comparison.differences,
             first_difference=comparison.first,

@@ -7,14 +7,15 @@ caught it when these differ. A control without fault runs the same actions in ev
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from deepinfer_determinism.compare import Comparison, Given, compare_request
 from deepinfer_determinism.engine import ScheduleResult
 from deepinfer_determinism.harness import Options, make_workload
 from deepinfer_determinism.mutants import Mutant
 from deepinfer_determinism.mutants_engine import ENGINE_MUTANTS
-from deepinfer_determinism.relations import NO_CACHE, SMALL_BLOCKS, Setting, make_schedule
+from deepinfer_determinism.relations import NO_CACHE, SMALL_BLOCKS, Setting, few_blocks, make_schedule
 from deepinfer_determinism.schedule import Schedule
 from deepinfer_determinism.workload import Workload
 from deepinfer_plugin.engine_child.plan import Action, Request
@@ -31,24 +32,30 @@ class Stress:
     Attributes:
         flags: of the engine.
         changed: actions that repeat the probes under the changed circumstances, from probes and workload.
+        has_few_blocks: the cache holds one long request and little more.
         outputs: output tokens of every probe.
+        sampling: parameters of all probes, beside their own.
         arithmetic: in s32 no rounding hides the order of a sum; in ref, what is served, nearly every one does.
     """
 
     flags: tuple[str, ...]
     changed: Callable[[Probes, Workload], Sequence[Action]]
+    has_few_blocks: bool = False
     outputs: int = 4
+    sampling: Mapping[str, Any] = field(default_factory=dict)
     arithmetic: Arithmetic = Arithmetic.REF
 
 
-def _probes(workload: Workload, outputs: int) -> Probes:
+def _probes(workload: Workload, stress: Stress) -> Probes:
     """Greedy and drawn, short and long, with and without prompt rows."""
-    return (
+    outputs = stress.outputs
+    probes = (
         workload.neighbour("a", 9, outputs, temperature=1.0, seed=5),
         replace(workload.neighbour("b", 30, outputs), prompt_rows=True),
         workload.neighbour("c", 33, outputs, temperature=1.2, seed=5),
         workload.neighbour("d", 70, outputs),
     )
+    return tuple(replace(probe, sampling={**probe.sampling, **stress.sampling}) for probe in probes)
 
 
 def _crowd(probes: Probes, workload: Workload) -> Sequence[Action]:
@@ -98,9 +105,11 @@ ENGINES: Mapping[str, Stress] = {
     "chunks": Stress(flags=(NO_CACHE, "--max-num-batched-tokens=71", SMALL_BLOCKS), changed=_chunks),
     "cache": Stress(flags=(SMALL_BLOCKS,), changed=_cache),
     "preemption": Stress(
-        flags=(NO_CACHE, SMALL_BLOCKS, "--num-gpu-blocks-override=70", "--max-model-len=200"),
+        flags=(NO_CACHE, SMALL_BLOCKS),
+        has_few_blocks=True,
         changed=_preemption,
         outputs=14,
+        sampling={"temperature": 1.1, "seed": 3},
     ),
     "copies": Stress(flags=(NO_CACHE,), changed=_copies),
     "logprobs": Stress(flags=(NO_CACHE,), changed=_logprobs),
@@ -135,7 +144,8 @@ def mutant_schedules(options: Options) -> list[Schedule]:
             actions += own
         stress = ENGINES[engine]
         own_setting = replace(setting, arithmetic=stress.arithmetic)
-        made = make_schedule(schedule_name(engine), actions, own_setting, stress.flags)
+        few = few_blocks(workload.sizes, stress.arithmetic) if stress.has_few_blocks else ()
+        made = make_schedule(schedule_name(engine), actions, own_setting, (*stress.flags, *few))
         schedules.append(replace(made, action_faults=faults, observe=False))
     return schedules
 
@@ -150,7 +160,7 @@ def _of_engine(engine: str) -> list[Mutant]:
 
 
 def _own_actions(name: str, stress: Stress, workload: Workload) -> list[Action]:
-    probes = _probes(workload, stress.outputs)
+    probes = _probes(workload, stress)
     alone = Action(reset_prefix_cache=True)
     actions = [alone, *(Action(add=(_named(probe, name, "alone"),)) for probe in probes)]
     for action in stress.changed(probes, workload):

@@ -15,7 +15,7 @@ from typing import Any
 from deepinfer_determinism import mechanisms as m
 from deepinfer_determinism.engine_facts import CAPTURED_SIZES, CONCURRENT_BATCHES
 from deepinfer_determinism.schedule import Schedule
-from deepinfer_determinism.workload import PAGES, Workload, renamed
+from deepinfer_determinism.workload import PAGES, Sizes, Workload, renamed
 from deepinfer_plugin.engine_child.plan import Action, EngineRun, Request
 from deepinfer_plugin.settings import Arithmetic
 
@@ -25,7 +25,7 @@ SMALL_BLOCKS = f"--block-size={PAGES[0]}"
 NO_CACHE = "--no-enable-prefix-caching"
 ODD_BUDGET = 33
 ROOMY = "--max-num-batched-tokens=16384"  # all prompts of the full workload in one step
-FEW_BLOCKS = 70  # of the pool that all caches share: two requests of 150 tokens fit
+FEW_PAGES = 7  # of a request that just fits into few blocks
 LONGEST_IN_FEW_BLOCKS = 200
 CROWD = 48  # requests at once: 44 co-resident ones were needed to show a fault in a served engine
 
@@ -55,6 +55,7 @@ class Relation:
         actions: the schedule that repeats probes; a probe ``p`` may come as ``p`` or ``p@word``.
         required: the least count of every mechanism without which the relation shows nothing.
         flags: of ``vllm serve``, after BASE_FLAGS.
+        has_few_blocks: the cache holds one long request and little more.
         not_on: device to the reason why the relation cannot be tried there.
     """
 
@@ -63,11 +64,13 @@ class Relation:
     actions: Callable[[Workload], Actions]
     required: Mapping[str, int]
     flags: tuple[str, ...] = ()
+    has_few_blocks: bool = False
     not_on: Mapping[str, str] = field(default_factory=dict)
 
     def schedule(self, workload: Workload, setting: Setting) -> Schedule:
         """The schedule of this relation."""
-        return make_schedule(self.name, self.actions(workload), setting, self.flags)
+        few = few_blocks(workload.sizes, setting.arithmetic) if self.has_few_blocks else ()
+        return make_schedule(self.name, self.actions(workload), setting, (*self.flags, *few))
 
 
 def make_schedule(name: str, actions: Actions, setting: Setting, flags: Sequence[str] = ()) -> Schedule:
@@ -80,6 +83,15 @@ def make_schedule(name: str, actions: Actions, setting: Setting, flags: Sequence
         actions=tuple(actions),
     )
     return Schedule(run=run, observe=True)
+
+
+def few_blocks(sizes: Sizes, arithmetic: Arithmetic) -> tuple[str, ...]:
+    """Flags for a pool of blocks in which a request of FEW_PAGES pages of 32 tokens just fits."""
+    # All caches share the pool. vLLM 0.33 gives every window a group of its own where the records of a window are
+    # smaller than the others', and makes four groups of equal records in s32.
+    windows = 4 if arithmetic is Arithmetic.S32 else sizes.num_layers
+    blocks = windows * (FEW_PAGES + 1) + FEW_PAGES + sizes.num_rings + 1
+    return (f"--num-gpu-blocks-override={blocks}", f"--max-model-len={FEW_PAGES * PAGES[0]}")
 
 
 def alone(workload: Workload, setting: Setting) -> Schedule:
@@ -145,7 +157,7 @@ def _cache_hit(workload: Workload) -> Actions:
 
 def _preemption(workload: Workload) -> Actions:
     long = [probe for probe in workload.probes if PAGES[0] < len(probe.tokens) <= LONGEST_IN_FEW_BLOCKS][:24]
-    growing = [workload.neighbour(f"n{i}", 30 + i, 40) for i in range(6)]
+    growing = [workload.neighbour(f"n{i}", 30 + i, 40) for i in range(9)]
     return [Action(add=tuple(growing), steps=4), Action(add=tuple(long), steps=3), Action()]
 
 
@@ -323,7 +335,8 @@ RELATIONS: tuple[Relation, ...] = (
         promise="preemption and recomputation",
         actions=_preemption,
         required={m.PREEMPTIONS: 2},
-        flags=(SMALL_BLOCKS, f"--num-gpu-blocks-override={FEW_BLOCKS}", "--max-model-len=224"),
+        flags=(SMALL_BLOCKS,),
+        has_few_blocks=True,
     ),
     Relation(
         name="max_num_seqs",
@@ -374,7 +387,8 @@ RELATIONS: tuple[Relation, ...] = (
         promise="a cached prefix that is evicted before it is asked for again",
         actions=_eviction,
         required={m.CACHED_TOKENS: 2 * PAGES[0], m.LOST_HITS: PAGES[0]},
-        flags=(SMALL_BLOCKS, f"--num-gpu-blocks-override={FEW_BLOCKS}", "--max-model-len=224"),
+        flags=(SMALL_BLOCKS,),
+        has_few_blocks=True,
     ),
     Relation(
         name="canaries",

@@ -23,7 +23,15 @@ from deepinfer_determinism.results import (
 from deepinfer_determinism.workload import Sizes, Workload, base_name, renamed
 from deepinfer_plugin.errors import InputError
 
-SIZES = Sizes(vocab_size=256, sliding_window=8, index_topk=4, candidate_entries=8, ratios=(1, 2))
+SIZES = Sizes(
+    vocab_size=256,
+    sliding_window=8,
+    index_topk=4,
+    candidate_entries=8,
+    ratios=(1, 2),
+    num_layers=7,
+    num_rings=1,
+)
 
 
 def relation_result(**changes: object) -> RelationResult:

@@ -36,13 +36,15 @@ SAMPLING: tuple[Mapping[str, Any], ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Numbers of config.json that a length is compared with, of the language model."""
+    """Numbers of the language model's config.json: what a length is compared with, and how many caches there are."""
 
     vocab_size: int
     sliding_window: int
     index_topk: int
     candidate_entries: int
     ratios: tuple[int, ...]
+    num_layers: int
+    num_rings: int
 
     @classmethod
     def from_model_dir(cls, folder: Path) -> Sizes:
@@ -55,6 +57,8 @@ class Sizes:
             index_topk=text["index_topk"],
             candidate_entries=text["candidate_topk_blocks"] * text["candidate_block_size"],
             ratios=tuple(sorted({ratio for ratio in text["compress_ratios"] if ratio > 0})),
+            num_layers=text["num_hidden_layers"],
+            num_rings=sum(text["compress_ratios"][layer] > 1 for layer in text["kv_source_layer_ids"]),
         )
 
     def edges(self) -> tuple[int, ...]:
