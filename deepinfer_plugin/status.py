@@ -106,7 +106,7 @@ _FIXED: tuple[tuple[str, str, bool, str, str], ...] = (
         "F8",
         "asynchronous scheduling",
         True,
-        "vLLM's default on a GPU; vLLM turns it off on the CPU whatever is asked",
+        "vLLM's default on a GPU; on the CPU vLLM turns it off",
         _VLLM,
     ),
     ("F11", "structured output", True, "XGrammar: JSON schema, regex, grammar", _VLLM),
