@@ -1,6 +1,5 @@
 """Switches that batch-invariant mode needs, as data: what is set, to which value, and why."""
 
-import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,13 +10,6 @@ from deepinfer_kernels.errors import DeepInferError
 
 class PinError(DeepInferError):
     """A switch that the mode needs has another value, and somebody chose that value."""
-
-
-class Stage(enum.Enum):
-    """When a pin takes effect."""
-
-    ENVIRONMENT = "environment"  # read by a library when it loads
-    TORCH = "torch"  # set on the imported torch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-from vllm.logger import init_logger
 from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
@@ -13,8 +12,6 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.utils.argparse_utils import FlexibleArgumentParser
     from vllm.v1.attention.selector import AttentionSelectorConfig
-
-logger = init_logger(f"vllm.{__name__}")
 
 WORKER_CLASS = "deepinfer_plugin.worker.cpu_worker.DeepInferCpuWorker"
 
