@@ -19,6 +19,16 @@ from deepinfer_plugin.model.config_rules import check_model_config, check_switch
 CONFIG_FILE = "config.json"
 ARCHITECTURE = "DeepseekV41ForCausalLM"
 MODEL_TYPE = "deepseek_v41"
+# A configuration without Engram layers (a slice of the model) need not describe tables that it does not have.
+_NO_ENGRAM: Mapping[str, Any] = {
+    "engram_num_embeddings": [],
+    "engram_vocab_size": 1,
+    "engram_max_ngram_size": 2,
+    "engram_n_heads": 1,
+    "engram_head_dim": 64,
+    "engram_pad_token_id": 0,
+    "engram_compressed_vocab_size": 1,
+}
 _VLLM_QUANT_METHOD = "deepseek_v4_fp8"  # vLLM writes this word over "fp8" while it resolves its own method
 
 _TOP_FIELDS = ("dtype", "bos_token_id", "eos_token_id", "pad_token_id", "image_token_id")
@@ -255,6 +265,8 @@ class ModelConfig:
     def _build(cls, nested: Mapping[str, Any]) -> ModelConfig:
         text = section(nested, "text_config")
         check_switches(text)
+        if text.get("engram_layer_ids") in ([], ()):
+            text = {**_NO_ENGRAM, **text}
         quantization = dict(section(nested, "quantization_config"))
         if "expert_dtype" in text:  # some mirrors keep it there
             declared = quantization.setdefault("expert_dtype", text["expert_dtype"])

@@ -74,6 +74,18 @@ def test_a_configuration_without_vision_is_accepted_in_both_forms() -> None:
     assert ModelConfig.from_hf(DeepseekV41Config(**copy.deepcopy(config_json))) == config
 
 
+def test_a_slice_without_engram_layers_need_not_describe_tables() -> None:
+    config_json = changed("text_config.engram_layer_ids", [])
+    config_json["text_config"] = {
+        word: value
+        for word, value in config_json["text_config"].items()
+        if word == "engram_layer_ids" or not word.startswith("engram_")
+    }
+    config = ModelConfig.from_dict(config_json)
+    assert config.engram_num_embeddings == ()
+    assert all(config.engram_index(layer) is None for layer in range(config.num_hidden_layers))
+
+
 def test_words_that_nothing_reads_are_listed() -> None:
     config = ModelConfig.from_dict(changed("text_config.something_new", 1))
     assert config.ignored_fields == ("text_config.something_new",)

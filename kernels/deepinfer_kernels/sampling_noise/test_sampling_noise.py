@@ -98,7 +98,7 @@ def test_strided_arguments(device: str) -> None:
 
 def _p_of_uniformity(words: torch.Tensor, num_bins: int) -> float:
     """Chi-square test that 32-bit words fall into equal bins equally often."""
-    counts = torch.bincount((words.flatten() * num_bins) >> 32, minlength=num_bins).double()
+    counts = torch.bincount((words.cpu().flatten() * num_bins) >> 32, minlength=num_bins).double()
     expected = words.numel() / num_bins
     statistic = ((counts - expected) ** 2 / expected).sum()
     return float(torch.special.gammaincc(torch.tensor((num_bins - 1) / 2.0).double(), statistic / 2))
