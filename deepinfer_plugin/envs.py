@@ -1,6 +1,6 @@
-"""Every DEEPINFER_* variable: type, default, bounds. The only module that touches the process environment.
+"""The process environment: reading DEEPINFER_* variables by their table, and what children and vLLM need set.
 
-Importing it loads neither torch nor vLLM.
+The only module that touches the environment. Importing it loads neither torch nor vLLM.
 """
 
 from __future__ import annotations
@@ -8,107 +8,39 @@ from __future__ import annotations
 import difflib
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, cast
 
 from deepinfer_plugin.errors import PlatformError, SettingError
+from deepinfer_plugin.value_kinds import FALSE, FLAG, LOOKS_FALSE
+from deepinfer_plugin.variables import FAMILIES, PREFIX, VARIABLES, Family, Variable
 
-PREFIX = "DEEPINFER_"
-_FALSE = ("0", "", "false", "False")
-_TRUE = ("1", "true", "True")
-
-
-def _parse_bool(text: str) -> bool:
-    if text in _FALSE:
-        return False
-    if text in _TRUE:
-        return True
-    raise ValueError
-
-
-def _one_of(*words: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text not in words:
-            raise ValueError
-        return text
-
-    return parse
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Variable:
-    """One DEEPINFER_* variable: how it is written, what it may be, and what it does."""
-
-    name: str
-    default: str
-    rule: str
-    parse: Callable[[str], object]
-    meaning: str
-
-
-_BOOL_RULE = "0 or false, 1 or true"
-
-VARIABLES: tuple[Variable, ...] = (
-    Variable(
-        name="DEEPINFER_ACCELERATOR",
-        default="auto",
-        rule="auto, nvidia, ascend or cpu",
-        parse=_one_of("auto", "nvidia", "ascend", "cpu"),
-        meaning="the kind of machine; auto takes what is found, cpu also leaves a GPU unused",
-    ),
-    Variable(
-        name="DEEPINFER_BATCH_INVARIANT",
-        default="1",
-        rule=_BOOL_RULE,
-        parse=_parse_bool,
-        meaning="1: our model, whose rows do not depend on other requests; 0: vLLM's own model serves the architecture",
-    ),
-    Variable(
-        name="DEEPINFER_ARITHMETIC",
-        default="ref",
-        rule="ref, q32 or s32",
-        parse=_one_of("ref", "q32", "s32"),
-        meaning="for tests: q32 computes activations in fp32, s32 also quantises none of them",
-    ),
-    Variable(
-        name="DEEPINFER_DISABLE",
-        default="0",
-        rule=_BOOL_RULE,
-        parse=_parse_bool,
-        meaning="1: the plugin adds nothing to vLLM in this process",
-    ),
-)
-
-# DeepInfer's own variables that this version does not act on: setting one is answered with a warning, never silence.
-NOT_ACTED_ON: tuple[str, ...] = (
-    "DEEPINFER_COMPUTE_SUM_SMALLER_PROBS",
-    "DEEPINFER_DECODE_PERF_CACHE_DIR",
-    "DEEPINFER_DECODE_TOKEN_BLACKLIST",
-    "DEEPINFER_DFLASH_CONFIDENCE_HEAD_TEMPERATURE",
-    "DEEPINFER_ENABLE_MTP_VARLEN",
-    "DEEPINFER_ENGRAM_FORCE_GPU_STORAGE",
-    "DEEPINFER_JIT_CACHE_DIR",
-    "DEEPINFER_LOGGING_INTERVAL_STEP",
-    "DEEPINFER_MAX_BACKTRACKING_TOKENS",
-    "DEEPINFER_PREFILL_ATTEMPT_INTERVAL",
-    "DEEPINFER_PREFILL_MAX_SUM_SEQLEN_K",
-    "DEEPINFER_SAMPLER_FORCE_TOPK",
-    "DEEPINFER_USE_NEXTN_DECODE",
-    "DEEPINFER_XGRAMMAR_TIMEOUT",
-    "DEEPINFER_YOCO_PREFILL_KEEP_TOKENS",
-    "DEEPINFER_YOCO_PREFILL_TRUNCATION_MODE",
-    "DEEPINFER_ZERO_OVERHEAD_SCHEDULING",
-)
+_BY_NAME = {variable.name: variable for variable in VARIABLES}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """The parsed DEEPINFER_* variables of one process."""
+    """The parsed DEEPINFER_* variables of one process: ``environment[variables.ACCELERATOR]``."""
 
-    accelerator: str
-    batch_invariant: bool
-    arithmetic: str
-    disable: bool
+    values: Mapping[str, object]
+    texts: Mapping[str, str]  # of the variables that are set, members of families included
+
+    def __getitem__[T](self, variable: Variable[T]) -> T:
+        return cast(T, self.values[variable.name])
+
+    def is_set(self, variable: Variable[Any]) -> bool:
+        """Whether the variable stands in the environment, be it with its default."""
+        return variable.name in self.texts
+
+    def describe(self, variable: Variable[Any]) -> str:
+        """``NAME is 'text'`` for an error that is about a set variable."""
+        return f"{variable.name} is {self.texts.get(variable.name, variable.default)!r}"
+
+
+def family_of(name: str) -> Family | None:
+    """The family that a name belongs to, if it is not a variable of its own."""
+    return None if name in _BY_NAME else next((f for f in FAMILIES if name.startswith(f.prefix)), None)
 
 
 def parse(name: str, text: str) -> object:
@@ -117,13 +49,13 @@ def parse(name: str, text: str) -> object:
     Raises:
         SettingError: the value is outside the rule; the text names variable, value and rule.
     """
-    variable = next(v for v in VARIABLES if v.name == name)
+    variable = _BY_NAME[name]
     try:
         return variable.parse(text)
     except ValueError:
+        default = f"default {variable.default}" if variable.default else "no default"
         raise SettingError(
-            f"environment: {name} is {text!r}, expected {variable.rule}; correct it or unset it "
-            f"(default {variable.default})"
+            f"environment: {name} is {text!r}, expected {variable.kind.rule}; correct it or unset it ({default})"
         ) from None
 
 
@@ -138,12 +70,32 @@ def load(environ: Mapping[str, str] | None = None) -> Environment:
     """
     source = os.environ if environ is None else environ
     values = {v.name: parse(v.name, source.get(v.name, v.default)) for v in VARIABLES}
-    return Environment(
-        accelerator=str(values["DEEPINFER_ACCELERATOR"]),
-        batch_invariant=bool(values["DEEPINFER_BATCH_INVARIANT"]),
-        arithmetic=str(values["DEEPINFER_ARITHMETIC"]),
-        disable=bool(values["DEEPINFER_DISABLE"]),
-    )
+    texts = {name: source[name] for name in sorted(source) if name in _BY_NAME or family_of(name) is not None}
+    return Environment(values=values, texts=texts)
+
+
+def refusals(environment: Environment, *, is_our_model: bool) -> list[str]:
+    """One sentence for each variable that asks for a feature which the serving model does not have.
+
+    Args:
+        environment: from ``load``.
+        is_our_model: False where vLLM's own model serves, which has some features that ours lacks.
+    """
+    found: list[str] = []
+    for name, text in environment.texts.items():
+        variable, family = _BY_NAME.get(name), family_of(name)
+        if family is not None and text not in FALSE:
+            found.append(_refusal(name, text, family.feature, family.not_built, "unset it"))
+        if variable is None or not variable.not_built or environment[variable] == variable.parse(variable.default):
+            continue
+        if is_our_model or not variable.has_vllm_form:
+            advice = f"set {variable.default} or unset it" if variable.default else "unset it"
+            found.append(_refusal(name, text, variable.feature, variable.not_built, advice))
+    return found
+
+
+def _refusal(name: str, text: str, feature: str, reason: str, advice: str) -> str:
+    return f"environment: {name} is {text!r}, which asks for {feature}, and that is not built ({reason}); {advice}"
 
 
 def sources(environ: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -153,18 +105,21 @@ def sources(environ: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def warnings(environ: Mapping[str, str] | None = None) -> list[str]:
-    """One sentence for each DEEPINFER_* variable that is set and has no effect."""
+    """One sentence for each DEEPINFER_* variable that is unknown, or whose value likely means the opposite."""
     source = os.environ if environ is None else environ
-    known = [v.name for v in VARIABLES]
     found: list[str] = []
     for name in sorted(source):
-        if not name.startswith(PREFIX) or name in known:
+        if not name.startswith(PREFIX) or family_of(name) is not None:
             continue
-        if name in NOT_ACTED_ON:
-            found.append(f"environment: {name} is set, but this version of the plugin does not act on it; unset it")
-            continue
-        nearest = difflib.get_close_matches(name, [*known, *NOT_ACTED_ON], n=1, cutoff=0.0)[0]
-        found.append(f"environment: {name} is not a variable of the plugin and has no effect; the nearest is {nearest}")
+        variable = _BY_NAME.get(name)
+        if variable is None:
+            known = [*_BY_NAME, *(family.prefix for family in FAMILIES)]
+            nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
+            found.append(
+                f"environment: {name} is not a variable of the plugin and has no effect; the nearest is {nearest}"
+            )
+        elif variable.kind is FLAG and variable.parse(source[name]) and LOOKS_FALSE.fullmatch(source[name]):
+            found.append(f"environment: {name} is {source[name]!r}, which counts as on; write 0 to turn it off")
     return found
 
 

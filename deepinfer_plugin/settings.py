@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from deepinfer_plugin import envs
+from deepinfer_plugin import envs, variables
+from deepinfer_plugin.envs import Environment
+from deepinfer_plugin.variables import PREFIX, VARIABLES, Variable
 
 if TYPE_CHECKING:
     import torch
@@ -76,31 +80,54 @@ class Accelerator(enum.Enum):
 class Settings:
     """What the user chose, checked. Equal settings mean equal behaviour on one machine."""
 
-    accelerator: Accelerator = Accelerator.AUTO
-    arithmetic: Arithmetic = Arithmetic.REF
-    batch_invariant: bool = True
-    disable: bool = False
+    environment: Environment = field(default_factory=lambda: envs.load({}))
 
     @classmethod
-    def from_envs(cls) -> Settings:
-        """Read the DEEPINFER_* variables of this process.
+    def from_envs(cls, environ: Mapping[str, str] | None = None) -> Settings:
+        """Read the DEEPINFER_* variables.
+
+        Args:
+            environ: the variables to read; None reads those of this process.
 
         Raises:
             SettingError: a value is outside its rule; the text names variable, value and rule.
         """
-        values = envs.load()
-        return cls(
-            accelerator=Accelerator(values.accelerator),
-            arithmetic=Arithmetic(values.arithmetic),
-            batch_invariant=values.batch_invariant,
-            disable=values.disable,
-        )
+        return cls(environment=envs.load(environ))
 
-    def to_json(self) -> dict[str, str | bool]:
-        """Plain values, for provenance and status."""
-        return {
-            "accelerator": self.accelerator.value,
-            "arithmetic": self.arithmetic.value,
-            "batch_invariant": self.batch_invariant,
-            "disable": self.disable,
-        }
+    def __getitem__[T](self, variable: Variable[T]) -> T:
+        """The value of any variable of the table: ``settings[variables.LOGGING_INTERVAL_STEP]``."""
+        return self.environment[variable]
+
+    @property
+    def accelerator(self) -> Accelerator:
+        return Accelerator(self[variables.ACCELERATOR])
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        return Arithmetic(self[variables.ARITHMETIC])
+
+    @property
+    def batch_invariant(self) -> bool:
+        return self[variables.BATCH_INVARIANT]
+
+    @property
+    def disable(self) -> bool:
+        return self[variables.DISABLE]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values by the variables' names without their prefix, for provenance and status."""
+        return {_key(variable): _plain(self[variable]) for variable in VARIABLES}
+
+    def answer_settings(self) -> dict[str, Any]:
+        """The part of ``to_json`` that answers may depend on."""
+        return {_key(variable): _plain(self[variable]) for variable in VARIABLES if variable.changes_answers}
+
+
+def _key(variable: Variable[Any]) -> str:
+    return variable.name.removeprefix(PREFIX).lower()
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value

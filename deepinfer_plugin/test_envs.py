@@ -7,33 +7,33 @@ from types import ModuleType
 
 import pytest
 
-from deepinfer_plugin import envs
+from deepinfer_plugin import envs, variables
 from deepinfer_plugin.errors import PlatformError, SettingError
-from deepinfer_plugin.settings import Accelerator, Arithmetic, Settings
+from deepinfer_plugin.settings import Arithmetic, Settings
 
 
 def test_an_empty_environment_gives_the_defaults() -> None:
     values = envs.load({})
-    assert values == envs.Environment(accelerator="auto", batch_invariant=True, arithmetic="ref", disable=False)
+    assert values.texts == {}
+    assert (values[variables.ACCELERATOR], values[variables.BATCH_INVARIANT]) == ("auto", True)
+    assert (values[variables.ARITHMETIC], values[variables.DISABLE]) == ("ref", False)
 
 
 @pytest.mark.parametrize(
-    ("text", "value"), [("1", True), ("true", True), ("True", True), ("0", False), ("false", False)]
+    ("text", "value"),
+    [("1", True), ("true", True), ("off", True), ("2", True), ("0", False), ("false", False), ("False", False)],
 )
 def test_booleans_are_read_as_deepinfer_reads_them(text: str, value: bool) -> None:
-    assert envs.load({"DEEPINFER_BATCH_INVARIANT": text}).batch_invariant is value
+    assert envs.load({"DEEPINFER_BATCH_INVARIANT": text})[variables.BATCH_INVARIANT] is value
 
 
 def test_an_empty_boolean_is_off() -> None:
-    assert envs.load({"DEEPINFER_BATCH_INVARIANT": ""}).batch_invariant is False
+    assert envs.load({"DEEPINFER_BATCH_INVARIANT": ""})[variables.BATCH_INVARIANT] is False
 
 
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("DEEPINFER_BATCH_INVARIANT", "off"),
-        ("DEEPINFER_BATCH_INVARIANT", "2"),
-        ("DEEPINFER_DISABLE", "yes"),
         ("DEEPINFER_ACCELERATOR", "gpu"),
         ("DEEPINFER_ACCELERATOR", ""),
         ("DEEPINFER_ACCELERATOR", "CPU"),
@@ -41,7 +41,7 @@ def test_an_empty_boolean_is_off() -> None:
     ],
 )
 def test_a_bad_value_names_variable_value_and_rule(name: str, text: str) -> None:
-    rule = next(v.rule for v in envs.VARIABLES if v.name == name)
+    rule = next(v.kind.rule for v in variables.VARIABLES if v.name == name)
     with pytest.raises(SettingError) as caught:
         envs.load({name: text})
     message = str(caught.value)
@@ -52,12 +52,12 @@ def test_a_bad_value_names_variable_value_and_rule(name: str, text: str) -> None
 
 @pytest.mark.parametrize("word", ["auto", "nvidia", "ascend", "cpu"])
 def test_every_accelerator_word_has_its_member(word: str) -> None:
-    assert Accelerator(envs.load({"DEEPINFER_ACCELERATOR": word}).accelerator).value == word
+    assert Settings.from_envs({"DEEPINFER_ACCELERATOR": word}).accelerator.value == word
 
 
 @pytest.mark.parametrize("word", ["ref", "q32", "s32"])
 def test_every_arithmetic_word_has_its_member(word: str) -> None:
-    assert Arithmetic(envs.load({"DEEPINFER_ARITHMETIC": word}).arithmetic).value == word
+    assert Settings.from_envs({"DEEPINFER_ARITHMETIC": word}).arithmetic.value == word
 
 
 def test_an_unknown_name_is_answered_with_the_nearest_known_one() -> None:
@@ -66,13 +66,13 @@ def test_an_unknown_name_is_answered_with_the_nearest_known_one() -> None:
     assert text.endswith("the nearest is DEEPINFER_BATCH_INVARIANT")
 
 
-def test_a_variable_of_deepinfer_that_is_not_acted_on_is_reported() -> None:
-    [text] = envs.warnings({"DEEPINFER_USE_NEXTN_DECODE": "5"})
-    assert "does not act on it" in text
+def test_a_boolean_that_looks_false_but_is_true_is_warned_about() -> None:
+    [text] = envs.warnings({"DEEPINFER_DISABLE": "off", "DEEPINFER_BATCH_INVARIANT": "yes"})
+    assert text == "environment: DEEPINFER_DISABLE is 'off', which counts as on; write 0 to turn it off"
 
 
 def test_known_names_give_no_warning() -> None:
-    assert envs.warnings({v.name: v.default for v in envs.VARIABLES}) == []
+    assert envs.warnings({v.name: v.default for v in variables.VARIABLES}) == []
 
 
 def test_sources_say_where_a_value_came_from() -> None:

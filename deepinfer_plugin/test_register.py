@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from deepinfer_plugin import envs
+from deepinfer_plugin import envs, variables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ def found() -> Found:
             "CUDA_VISIBLE_DEVICES": "",
             "OMP_NUM_THREADS": "1",
             "VLLM_TARGET_DEVICE": None,
-            **{variable.name: None for variable in envs.VARIABLES},
+            **{variable.name: None for variable in variables.VARIABLES},
         }
     )
     command = [sys.executable, "-c", SCRIPT]

@@ -11,13 +11,14 @@ from deepinfer_plugin.__main__ import main
 from deepinfer_plugin.errors import PlatformError
 from deepinfer_plugin.settings import Settings
 from deepinfer_plugin.status import Status, features
+from deepinfer_plugin.variables import VARIABLES
 
 
 @pytest.fixture(autouse=True)
 def _bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    for name in ("DEEPINFER_ACCELERATOR", "DEEPINFER_ARITHMETIC", "DEEPINFER_BATCH_INVARIANT", "DEEPINFER_DISABLE"):
-        monkeypatch.delenv(name, raising=False)
+    for variable in VARIABLES:
+        monkeypatch.delenv(variable.name, raising=False)
 
 
 def test_every_feature_has_one_row_in_order() -> None:
@@ -28,22 +29,20 @@ def test_every_feature_has_one_row_in_order() -> None:
 
 def test_what_is_not_built_is_off_with_a_reason() -> None:
     rows = {row.key: row for row in features(Settings(), is_active=True)}
-    for key in ("F1", "F2", "F5", "F7", "X1"):
-        assert not rows[key].is_on
+    assert {rows[key].state for key in ("F1", "F2", "X1")} == {"not built"}
     assert all(row.why and row.origin for row in rows.values())
 
 
 def test_a_handed_back_architecture_turns_our_rows_off() -> None:
-    rows = {row.key: row for row in features(Settings(batch_invariant=False), is_active=True)}
-    assert not rows["F9"].is_on
-    assert not rows["F16"].is_on
-    assert rows["F11"].is_on
+    rows = {row.key: row for row in features(Settings.from_envs({"DEEPINFER_BATCH_INVARIANT": "0"}), is_active=True)}
+    assert [rows[key].state for key in ("F9", "F16", "F11")] == ["off", "off", "on"]
+    assert rows["F9"].origin == "environment"
 
 
 def test_a_disabled_plugin_has_no_row_on_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DEEPINFER_DISABLE", "1")
     status = Status.from_process()
-    assert {row.origin for row in status.features if row.is_on} == {"vLLM"}
+    assert {row.origin for row in status.features if row.state == "on"} == {"vLLM"}
 
 
 def test_json_and_text_say_the_same(capsys: pytest.CaptureFixture[str]) -> None:
@@ -52,7 +51,7 @@ def test_json_and_text_say_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status"]) == 0
     text = capsys.readouterr().out
     for row in status["features"]:
-        assert f"{row['key']:<4} {'on ' if row['is_on'] else 'off'} {row['name']}" in text
+        assert f"{row['key']:<4} {row['state']:<9} {row['name']}" in text
     assert status["provenance"]["versions"]["vllm"] in text
     assert status["provenance"]["machine"]["kernel_set"] == "reference"
     assert len(status["provenance"]["patches"]) == len(compat.PATCHES)
@@ -81,6 +80,18 @@ def test_an_unknown_variable_is_a_warning(monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.setenv("DEEPINFER_ACELERATOR", "cpu")
     assert main(["status"]) == 0
     assert "warning: environment: DEEPINFER_ACELERATOR" in capsys.readouterr().out
+
+
+def test_a_feature_that_is_not_built_but_asked_for_is_a_problem(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DEEPINFER_USE_NEXTN_DECODE", "5")
+    monkeypatch.setenv("DEEPINFER_ZERO_OVERHEAD_SCHEDULING", "1")
+    assert main(["status"]) == 1
+    text = capsys.readouterr().out
+    assert "problem: environment: DEEPINFER_USE_NEXTN_DECODE is '5', which asks for F1" in text
+    assert "[environment, DEEPINFER_USE_NEXTN_DECODE=5]" in text
+    assert "[environment, DEEPINFER_ZERO_OVERHEAD_SCHEDULING=1]" in text
 
 
 @pytest.mark.parametrize("version", ["0.33.0", "0.33.2", "0.33.1rc1", "0.33.0+cpu"])

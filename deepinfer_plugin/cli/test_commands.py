@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deepinfer_plugin import __version__, envs
+from deepinfer_plugin import __version__, envs, settings_table, variables
 from deepinfer_plugin.__main__ import main
 from deepinfer_plugin.test_layers import repository
 
@@ -57,8 +57,13 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_readme_lists_every_variable_and_command() -> None:
     text = (repository() / "README.md").read_text(encoding="utf-8")
-    words = [variable.name for variable in envs.VARIABLES] + ["status", "tiny", "score", "demo"]
+    words = [variable.name for variable in variables.VARIABLES] + ["status", "tiny", "score", "demo"]
     assert [word for word in words if f"`{word}`" not in text and f"deepinfer_plugin {word} " not in text] == []
+
+
+def test_the_table_of_variables_in_the_readme_is_the_one_in_the_code() -> None:
+    text = (repository() / "README.md").read_text(encoding="utf-8")
+    assert text == settings_table.renewed(text)
 
 
 @pytest.mark.slow

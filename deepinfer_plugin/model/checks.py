@@ -9,7 +9,7 @@ from vllm.model_executor.models.config import DeepseekV4ForCausalLMConfig
 from vllm.platforms import current_platform
 
 from deepinfer_plugin import envs
-from deepinfer_plugin.errors import ConfigError
+from deepinfer_plugin.errors import ConfigError, SettingError
 from deepinfer_plugin.model.config import ModelConfig
 from deepinfer_plugin.model.weights import check_checkpoint, check_tokenizer
 from deepinfer_plugin.sampling import front_end
@@ -25,13 +25,14 @@ class DeepseekV41Checks(DeepseekV4ForCausalLMConfig):
     """vLLM's hook for the architecture: what vLLM does there, then our checks.
 
     Raises:
-        SettingError: vLLM's own switch contradicts ours.
+        SettingError: vLLM's own switch contradicts ours, or a variable asks for what is not built.
         ConfigError: config.json or an engine option is one that the model cannot serve.
         CheckpointError: a file of a local checkpoint is missing, damaged or contradicts another one.
     """
 
     @staticmethod
     def verify_and_update_model_config(model_config: "EngineModelConfig") -> None:
+        refuse_unbuilt()
         device = "cuda" if current_platform.is_cuda() else "cpu"
         envs.pin_vllm_batch_invariance(device)
         envs.enter_batch_invariant_mode(device)
@@ -56,6 +57,17 @@ class DeepseekV41Checks(DeepseekV4ForCausalLMConfig):
             compilation.cudagraph_mode = CUDAGraphMode.FULL_DECODE_ONLY
         else:
             compilation.cudagraph_mode = CUDAGraphMode.NONE
+
+
+def refuse_unbuilt() -> None:
+    """Refuse variables that ask for a feature which the model does not have.
+
+    Raises:
+        SettingError: one sentence that names the first such variable and its feature.
+    """
+    refused = envs.refusals(envs.load(), is_our_model=True)
+    if refused:
+        raise SettingError(refused[0])
 
 
 def check_engine_options(vllm_config: "VllmConfig") -> None:

@@ -1,0 +1,73 @@
+"""One row per feature of DeepInfer, F1-F28, and our own: its state on our model, why, and who decided. Data only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+State = Literal["on", "off", "not built"]
+ON: State = "on"
+OFF: State = "off"
+NOT_BUILT: State = "not built"
+
+VLLM, PLUGIN, REQUEST = "vLLM", "plugin", "request"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One feature as our model has it. ``decided_by`` is vLLM, the plugin or the request."""
+
+    key: str
+    name: str
+    state: State
+    why: str
+    decided_by: str
+
+
+def _row(key: str, name: str, state: State, why: str, decided_by: str = PLUGIN) -> Row:
+    return Row(key=key, name=name, state=state, why=why, decided_by=decided_by)
+
+
+ROWS: tuple[Row, ...] = (
+    _row("F1", "DSpark drafting", NOT_BUILT, "our model has no draft model; every step makes one token"),
+    _row("F2", "confidence-scheduled verification", NOT_BUILT, "needs F1"),
+    _row("F3", "confidence temperature", NOT_BUILT, "needs F1"),
+    _row("F4", "decode-time curve cache", NOT_BUILT, "needs F2"),
+    _row("F5", "decoder bounded replay", NOT_BUILT, "every prompt row passes every layer"),
+    _row("F6", "replay length", NOT_BUILT, "needs F5"),
+    _row("F7", "SWA bounded replay on a prefix hit", OFF, "windows are cached with their prefix: hits are exact"),
+    _row("F8", "asynchronous scheduling", ON, "vLLM's default on a GPU; on the CPU vLLM turns it off", VLLM),
+    _row("F9", "batch invariance", ON, "every operation of a forward pass is proven at start, or the start stops"),
+    _row(
+        "F10",
+        "deterministic sampling",
+        ON,
+        "noise is a function of (seed, prompt, position, token); a request without seed gets one",
+        REQUEST,
+    ),
+    _row("F11", "structured output", ON, "XGrammar: JSON schema, regex, grammar", VLLM),
+    _row(
+        "F12",
+        "grammar trigger and bound token ids",
+        NOT_BUILT,
+        "vLLM has structural tags (text), not token ids",
+    ),
+    _row("F13", "expert parallelism, EPLB", NOT_BUILT, "our model runs on one device"),
+    _row("F14", "attention DP, context parallelism", NOT_BUILT, "our model runs on one device"),
+    _row("F15", "Engram placement", ON, "tables stay on the model's device"),
+    _row("F16", "packed KV formats", ON, "window MXFP8 528 B, compressed NVFP4 288 B, index MXFP4 68 B"),
+    _row("F17", "forced top-k sampling", NOT_BUILT, "top_k of the request works"),
+    _row("F18", "token blacklist", NOT_BUILT, "logit_bias and bad_words of the request work"),
+    _row("F19", "sum of smaller probabilities", NOT_BUILT, "the sampler does not sum them"),
+    _row("F20", "golden tokens", ON, "offline: python -m deepinfer_plugin score --decode-from"),
+    _row("F21", "per-token draft facts", NOT_BUILT, "needs F1"),
+    _row("F22", "engine statistics", ON, "vLLM's log line and /metrics; none of our own", VLLM),
+    _row("F23", "on-demand traces", ON, "vLLM's --profiler-config", VLLM),
+    _row("F24", "prefill pacing", NOT_BUILT, "vLLM mixes prefill and decode in one step", VLLM),
+    _row("F25", "prefill context cap", NOT_BUILT, "--max-num-batched-tokens bounds a step"),
+    _row("F26", "request encoding", ON, "vLLM's deepseek_v41 tokenizer mode; user text can form control tokens", VLLM),
+    _row("F27", "evaluation and sweep", NOT_BUILT, "vllm bench serve works"),
+    _row("F28", "kernel cache root", NOT_BUILT, "TRITON_CACHE_DIR moves Triton's cache"),
+    _row("X1", "images", NOT_BUILT, "text only; the vision tensors of a checkpoint are checked and not loaded"),
+    _row("X2", "prefix caching", ON, "exact: a hit gives the bits of a full prefill; --no-enable-prefix-caching", VLLM),
+)

@@ -1,0 +1,258 @@
+"""The DEEPINFER_* variables as one table. A variable is one entry; parsing, bounds, the status, the README and
+provenance follow from it. Loads neither torch nor vLLM.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from deepinfer_plugin.value_kinds import FLAG, FOLDER, ID_RANGES, Kind, integer, positive_numbers, word
+
+PREFIX = "DEEPINFER_"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variable[T]:
+    """One variable.
+
+    Attributes:
+        name: as it stands in the environment.
+        kind: how its value is written, and its bounds.
+        default: text that stands for an unset variable.
+        meaning: one clause for the table of the README.
+        feature: row of ``status`` that it belongs to, "" for none.
+        not_built: why our model cannot act on it, "" if it does. Then every value but the default is refused where
+            our model serves.
+        has_vllm_form: whether ``translate`` hands it to vLLM's own model; if not, that model refuses it too.
+        changes_answers: whether tokens or log-probabilities may depend on it; it is then part of the settings hash.
+    """
+
+    name: str
+    kind: Kind[T]
+    default: str
+    meaning: str
+    feature: str = ""
+    not_built: str = ""
+    has_vllm_form: bool = False
+    changes_answers: bool = True
+
+    def parse(self, text: str) -> T:
+        """The value of ``text``; ``ValueError`` outside the rule."""
+        return self.kind.parse(text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """Variables of DeepInfer that share a prefix and belong to a feature that is not built: only "off" is accepted."""
+
+    prefix: str
+    feature: str
+    not_built: str
+
+
+ACCELERATOR = Variable(
+    name="DEEPINFER_ACCELERATOR",
+    kind=word("auto", "nvidia", "ascend", "cpu"),
+    default="auto",
+    meaning="the kind of machine, for `build.sh` and at run time; `auto`: what is found; `cpu` leaves a GPU unused",
+)
+BATCH_INVARIANT = Variable(
+    name="DEEPINFER_BATCH_INVARIANT",
+    kind=FLAG,
+    default="1",
+    feature="F9",
+    meaning="`1`: our model, whose rows do not depend on other requests; `0`: vLLM's own model serves",
+)
+DISABLE = Variable(
+    name="DEEPINFER_DISABLE",
+    kind=FLAG,
+    default="0",
+    meaning="`1`: the plugin adds nothing to vLLM in this process",
+)
+ARITHMETIC = Variable(
+    name="DEEPINFER_ARITHMETIC",
+    kind=word("ref", "q32", "s32"),
+    default="ref",
+    meaning="for tests: `q32` computes activations in fp32, `s32` also quantises none of them",
+)
+HF_MODEL_DIR = Variable(
+    name="DEEPINFER_HF_MODEL_DIR",
+    kind=FOLDER,
+    default="",
+    feature="F27",
+    changes_answers=False,  # the checkpoint is part of provenance by its content
+    meaning="folder of the checkpoint for `offline` and `bench`; `--model` must name the same",
+)
+USE_NEXTN_DECODE = Variable(
+    name="DEEPINFER_USE_NEXTN_DECODE",
+    kind=integer(0),
+    default="0",
+    feature="F1",
+    not_built="our model has no draft model; every step makes one token",
+    has_vllm_form=True,
+    meaning="tokens drafted in a step",
+)
+ENABLE_MTP_VARLEN = Variable(
+    name="DEEPINFER_ENABLE_MTP_VARLEN",
+    kind=FLAG,
+    default="0",
+    feature="F2",
+    not_built="there are no drafts to choose from",
+    has_vllm_form=True,
+    meaning="`1`: the number of verified drafts follows their confidence; needs drafts",
+)
+DFLASH_CONFIDENCE_HEAD_TEMPERATURE = Variable(
+    name="DEEPINFER_DFLASH_CONFIDENCE_HEAD_TEMPERATURE",
+    kind=positive_numbers(1e-5),
+    default="1.0",
+    feature="F3",
+    not_built="there are no drafts, and vLLM's drafts have no such temperature",
+    meaning="divides the score of a draft before it becomes a confidence; one number, or one per draft",
+)
+DECODE_PERF_CACHE_DIR = Variable(
+    name="DEEPINFER_DECODE_PERF_CACHE_DIR",
+    kind=FOLDER,
+    default="",
+    feature="F4",
+    not_built="step times are not measured at start",
+    changes_answers=False,
+    meaning="folder that keeps measured step times",
+)
+DECODE_PERF_CACHE_TTL_SEC = Variable(
+    name="DEEPINFER_DECODE_PERF_CACHE_TTL_SEC",
+    kind=integer(1),
+    default="3600",
+    feature="F4",
+    not_built="step times are not measured at start",
+    changes_answers=False,
+    meaning="age in seconds from which they are measured again",
+)
+YOCO_PREFILL_TRUNCATION_MODE = Variable(
+    name="DEEPINFER_YOCO_PREFILL_TRUNCATION_MODE",
+    kind=word("off", "mask", "compact"),
+    default="off",
+    feature="F5",
+    not_built="every prompt row passes every layer",
+    meaning="whether prompt rows outside the last ones skip the decoder layers",
+)
+YOCO_PREFILL_KEEP_TOKENS = Variable(
+    name="DEEPINFER_YOCO_PREFILL_KEEP_TOKENS",
+    kind=integer(0),
+    default="0",
+    feature="F6",
+    not_built="every prompt row passes every layer",
+    meaning="prompt rows that pass the decoder layers",
+)
+MAX_BACKTRACKING_TOKENS = Variable(
+    name="DEEPINFER_MAX_BACKTRACKING_TOKENS",
+    kind=integer(0),
+    default="0",
+    feature="F6",
+    not_built="every prompt row passes every layer",
+    meaning="tokens that a request may be taken back by",
+)
+ZERO_OVERHEAD_SCHEDULING = Variable(
+    name="DEEPINFER_ZERO_OVERHEAD_SCHEDULING",
+    kind=FLAG,
+    default="1",
+    feature="F8",
+    has_vllm_form=True,
+    changes_answers=False,
+    meaning="`0`: `--no-async-scheduling`; `1`: vLLM decides",
+)
+XGRAMMAR_TIMEOUT = Variable(
+    name="DEEPINFER_XGRAMMAR_TIMEOUT",
+    kind=integer(1),
+    default="20",
+    feature="F11",
+    not_built="vLLM compiles grammars without a limit",
+    changes_answers=False,
+    meaning="seconds that compiling a grammar may take",
+)
+ENGRAM_FORCE_GPU_STORAGE = Variable(
+    name="DEEPINFER_ENGRAM_FORCE_GPU_STORAGE",
+    kind=FLAG,
+    default="0",
+    feature="F15",
+    has_vllm_form=True,
+    changes_answers=False,
+    meaning="`1`: Engram tables in device memory, `--engram-config '{\"cpu_offload\": false}'`; with our model always",
+)
+SAMPLER_FORCE_TOPK = Variable(
+    name="DEEPINFER_SAMPLER_FORCE_TOPK",
+    kind=integer(0),
+    default="0",
+    feature="F17",
+    not_built="`top_k` of a request works",
+    meaning="every request is drawn among this many tokens; 0: as it asks",
+)
+DECODE_TOKEN_BLACKLIST = Variable(
+    name="DEEPINFER_DECODE_TOKEN_BLACKLIST",
+    kind=ID_RANGES,
+    default="",
+    feature="F18",
+    not_built="`logit_bias` and `bad_words` of a request work",
+    meaning="token ids that are never produced",
+)
+COMPUTE_SUM_SMALLER_PROBS = Variable(
+    name="DEEPINFER_COMPUTE_SUM_SMALLER_PROBS",
+    kind=FLAG,
+    default="0",
+    feature="F19",
+    not_built="the sampler does not sum them",
+    changes_answers=False,
+    meaning="`1`: each token comes with the mass of the less likely ones",
+)
+LOGGING_INTERVAL_STEP = Variable(
+    name="DEEPINFER_LOGGING_INTERVAL_STEP",
+    kind=integer(0),
+    default="100",
+    feature="F22",
+    changes_answers=False,
+    meaning="engine steps from one statistics line of the server to the next; 0: none",
+)
+PREFILL_MAX_SUM_SEQLEN_K = Variable(
+    name="DEEPINFER_PREFILL_MAX_SUM_SEQLEN_K",
+    kind=integer(0),
+    default="0",
+    feature="F25",
+    not_built="`--max-num-batched-tokens` bounds a step",
+    changes_answers=False,
+    meaning="bound of the summed context of a prefill step, in 1024 tokens; 0: none",
+)
+JIT_CACHE_DIR = Variable(
+    name="DEEPINFER_JIT_CACHE_DIR",
+    kind=FOLDER,
+    default="",
+    feature="F28",
+    not_built="TRITON_CACHE_DIR moves Triton's cache",
+    changes_answers=False,
+    meaning="folder of compiled kernels",
+)
+
+VARIABLES: tuple[Variable[Any], ...] = tuple(value for value in list(vars().values()) if isinstance(value, Variable))
+
+# Their full names are not in the public list of features, only these beginnings.
+FAMILIES: tuple[Family, ...] = (
+    Family(
+        prefix="DEEPINFER_EXPERT_",
+        feature="F13",
+        not_built="our model runs on one device; vLLM's own takes --enable-eplb and --eplb-config",
+    ),
+    Family(
+        prefix="DEEPINFER_OVERRIDE_NUM_EXTRA_EXPERTS",
+        feature="F13",
+        not_built="our model runs on one device; vLLM's own takes --eplb-config",
+    ),
+    Family(
+        prefix="DEEPINFER_PROFILE_HTTP_",
+        feature="F23",
+        not_built="vLLM takes traces on demand with --profiler-config",
+    ),
+    Family(
+        prefix="DEEPINFER_PREFILL_ATTEMPT_",
+        feature="F24",
+        not_built="vLLM mixes prefill and decode in one step",
+    ),
+)
