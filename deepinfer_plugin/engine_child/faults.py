@@ -9,6 +9,7 @@ import importlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -40,9 +41,13 @@ def row_tiles_off() -> Iterator[Calls]:
 
 
 @contextmanager
-def window_short_after_the_first_request() -> Iterator[Calls]:
-    """Rows of every request but the first of the batch lose the oldest key of their window."""
-    with _changed("deepinfer_plugin.model.step", "window_slots", _drop_oldest) as count:
+def window_short_after_the_first_request(from_position: str = "1") -> Iterator[Calls]:
+    """Rows of every request but the first of the batch lose the oldest key of their window, from a position on.
+
+    Works inside a captured graph too: tensors decide, no Python.
+    """
+    drop = partial(_drop_oldest, int(from_position))
+    with _changed("deepinfer_plugin.model.step", "window_slots", drop) as count:
         yield count
 
 
@@ -68,11 +73,12 @@ def _changed(module: str, name: str, change: Callable[..., torch.Tensor]) -> Ite
         yield count
 
 
-def _drop_oldest(slots: torch.Tensor, positions: torch.Tensor, req_idx: torch.Tensor, *rest: Any) -> torch.Tensor:
+def _drop_oldest(
+    from_position: int, slots: torch.Tensor, positions: torch.Tensor, req_idx: torch.Tensor, *rest: Any
+) -> torch.Tensor:
     del rest
-    changed = slots.clone()
-    changed[(req_idx > 0) & (positions > 0), 0] = -1
-    return changed
+    is_changed = (req_idx > 0) & (positions >= from_position)
+    return torch.cat((slots[:, :1].masked_fill(is_changed[:, None], -1), slots[:, 1:]), dim=1)
 
 
 def _forget_history(

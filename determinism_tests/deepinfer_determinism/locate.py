@@ -99,21 +99,24 @@ def examine(pair: Pair, device: str) -> tuple[Comparison, Parting | None]:
         ProbeError: with probes A gives other bits than without.
     """
     plain = [named(pair.a, "A"), named(pair.a, "A again"), named(pair.b, "B")]
-    results, parting = _look(pair, plain, device)
+    results, parting, replayed = _look(pair, plain, device)
     _prove(pair.a, results)
+    if replayed > 0:
+        say(f"{replayed} rows were hashed inside captured graphs")
     comparison = pair.compare(results["A"], results["B"])
     if comparison.differences == 0 or parting is None:
         return comparison, None
     return comparison, _with_values(pair, parting, device)
 
 
-def _look(pair: Pair, plain: Sequence[Schedule], device: str) -> tuple[dict[str, ScheduleResult], Parting | None]:
-    """Run both schedules with probes, after others without, in one child."""
+def _look(pair: Pair, plain: Sequence[Schedule], device: str) -> tuple[dict[str, ScheduleResult], Parting | None, int]:
+    """Run both schedules with probes, after others without, in one child; also the rows hashed inside graphs."""
     with tempfile.TemporaryDirectory(prefix="deepinfer-locate-") as folder:
         probed_a, a_file = probed(pair.a, PROBED_A, Path(folder))
         probed_b, b_file = probed(pair.b, PROBED_B, Path(folder))
         results = run_schedules([*plain, probed_a, probed_b], device)
-        return results, first_parting(row_hashes.read(a_file), row_hashes.read(b_file), pair.shared)
+        a, b = row_hashes.read(a_file), row_hashes.read(b_file)
+        return results, first_parting(a, b, pair.shared), a.replayed + b.replayed
 
 
 def probed(schedule: Schedule, name: str, folder: Path, target: Target | None = None) -> tuple[Schedule, Path]:
@@ -233,7 +236,7 @@ def _shrink(pair: Pair, comparison: Comparison, parting: Parting | None, argumen
             save_pair(replace(smaller, found=found), arguments.out)
             say(f"still differs: {smaller.size}")
         while len(path) > 1:
-            results, parting = _look(path[-1], (), arguments.device)
+            results, parting, _ = _look(path[-1], (), arguments.device)
             comparison = path[-1].compare(results[PROBED_A], results[PROBED_B])
             if comparison.differences > 0:
                 parting = parting and _with_values(path[-1], parting, arguments.device)

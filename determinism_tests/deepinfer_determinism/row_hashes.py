@@ -84,7 +84,7 @@ class Target:
 
 @dataclass(slots=True)
 class _Buffer:
-    """Hashes of one operation. ``domain`` is ``tokens`` or ``logits``: what its rows are."""
+    """Hashes of one operation, or the rows of the target. ``domain`` is ``tokens`` or ``logits``: what its rows are."""
 
     values: torch.Tensor
     domain: str
@@ -96,11 +96,13 @@ class Recorder:
 
     Attributes:
         calls: operations hashed; what a fault reports.
+        replayed: rows read from buffers that a captured graph has written, without any Python of ours.
         captured: values of the target's row, the first time it was computed.
     """
 
     target: Target | None = None
     calls: int = 0
+    replayed: int = 0
     captured: torch.Tensor | None = None
     buffers: dict[str, _Buffer] = field(default_factory=dict)
     found: list[tuple[RowName, dict[str, int]]] = field(default_factory=list)
@@ -109,6 +111,9 @@ class Recorder:
     _stack: list[str] = field(default_factory=list)
     _seen: dict[str, int] = field(default_factory=dict)  # key -> times written in this step
     _by_rows: dict[int, list[str]] = field(default_factory=dict)  # rows of a captured graph -> its keys
+    _held: _Buffer | None = None  # rows of the target's operation, as this step, or a captured graph, writes them
+    _held_by_rows: dict[int, _Buffer] = field(default_factory=dict)
+    _held_buffers: dict[tuple[int, ...], _Buffer] = field(default_factory=dict)  # by shape of a row
     _step: int = -1
     _num_rows: int = 0
     _max_rows: int = 0
@@ -136,12 +141,17 @@ class Recorder:
         if self._batch is None:
             if self._num_rows and self._seen:
                 self._by_rows[self._num_rows] = list(self._seen)
+                if self._held is not None:
+                    self._held_by_rows[self._num_rows] = self._held
             return
         owners, positions, logits_rows = self._batch
         self._batch = None
         written = list(self._seen)
         if not any(self.buffers[key].domain == "tokens" for key in written):
-            written = [*self._by_rows.get(self._num_rows, []), *written]  # a graph ran, no Python did
+            # a graph ran, no Python did
+            written = [*self._by_rows.get(self._num_rows, []), *written]
+            self._held = self._held or self._held_by_rows.get(self._num_rows)
+            self.replayed += len(owners) if self._num_rows in self._by_rows else 0
         places = positions.tolist()
         of_logits = logits_rows.tolist()
         rows: list[dict[str, int]] = [{} for _ in owners]
@@ -153,6 +163,7 @@ class Recorder:
                 rows[index][key] = value
         for index, owner in enumerate(owners):
             self.found.append((RowName(owner, places[index], self._step), rows[index]))
+        self._take_target(owners, places, of_logits)
 
     def enter(self, module: torch.nn.Module) -> None:
         self._stack.append(self.names.get(id(module), self._stack[-1] if self._stack else ""))
@@ -187,23 +198,31 @@ class Recorder:
         buffer.values[:expected].copy_(row_hash(result, operation=operation))
         self.calls += 1
         if self.target is not None and self.captured is None and key == self.target.operation:
-            self._capture(result >= 0 if operation in SLOT_OPERATIONS else result, domain)
+            self._hold(result >= 0 if operation in SLOT_OPERATIONS else result, domain)
 
     def _start(self, num_rows: int, max_rows: int) -> None:
         self._num_rows, self._max_rows = num_rows, max_rows
         self._num_logits = self._logits_calls = 0
-        self._seen = {}
+        self._seen, self._held = {}, None
 
-    def _capture(self, result: torch.Tensor, domain: str) -> None:
-        assert self.target is not None
-        if self._batch is None:
+    def _hold(self, result: torch.Tensor, domain: str) -> None:
+        """Copy the rows into a buffer that outlives the step; a graph repeats the copy."""
+        shape = tuple(result.shape[1:])
+        held = self._held_buffers.get(shape)
+        if held is None:
+            rows = max(self._max_rows, result.shape[0])
+            held = self._held_buffers[shape] = _Buffer(result.new_zeros((rows, *shape)), domain)
+        held.values[: result.shape[0]].copy_(result)
+        self._held = held
+
+    def _take_target(self, owners: list[str], places: list[int], of_logits: list[int]) -> None:
+        """Keep the target's row of the step that has ended, if the step computed it."""
+        if self.target is None or self.captured is not None or self._held is None:
             return
-        owners, positions, logits_rows = self._batch
-        places = positions.tolist()
-        rows = range(len(owners)) if domain == "tokens" else logits_rows.tolist()
+        rows = range(len(owners)) if self._held.domain == "tokens" else of_logits
         for number, row in enumerate(rows):
             if owners[row] == self.target.request and places[row] == self.target.position:
-                self.captured = result[number].detach().clone().cpu()
+                self.captured = self._held.values[number].detach().clone().cpu()
                 return
 
     def save(self, out: Path) -> None:
@@ -218,7 +237,7 @@ class Recorder:
                 present[row, column[key]] = True
         rows = [[name.request, name.position, name.step] for name, _ in self.found]
         captured = {} if self.captured is None else {"captured": _as_numbers(self.captured)}
-        names = json.dumps({"operations": keys, "rows": rows}, ensure_ascii=False)
+        names = json.dumps({"operations": keys, "rows": rows, "replayed": self.replayed}, ensure_ascii=False)
         text = np.frombuffer(names.encode(), dtype=np.uint8)
         np.savez(out, allow_pickle=False, names=text, hashes=hashes, present=present, **captured)
 
@@ -233,6 +252,7 @@ class RowHashes:
         hashes: [num_rows, num_operations] int64.
         present: same shape; whether the operation computed the row.
         captured: values of the target's row, or None.
+        replayed: rows that a captured graph hashed.
     """
 
     operations: tuple[str, ...]
@@ -240,6 +260,7 @@ class RowHashes:
     hashes: np.ndarray[Any, np.dtype[np.int64]]
     present: np.ndarray[Any, np.dtype[np.bool_]]
     captured: np.ndarray[Any, Any] | None
+    replayed: int = 0
 
 
 def read(path: Path) -> RowHashes:
@@ -252,6 +273,7 @@ def read(path: Path) -> RowHashes:
             hashes=file["hashes"],
             present=file["present"],
             captured=file.get("captured"),
+            replayed=names["replayed"],
         )
 
 

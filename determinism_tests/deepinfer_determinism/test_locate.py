@@ -14,7 +14,7 @@ import torch
 
 from deepinfer_determinism import locate, replay, row_hashes, shrink
 from deepinfer_determinism.replay import Pair
-from deepinfer_determinism.row_hashes import Recorder, RowHashes, RowName, row_hash
+from deepinfer_determinism.row_hashes import Recorder, RowHashes, RowName, Target, row_hash
 from deepinfer_determinism.schedule import Schedule, save
 from deepinfer_plugin.engine_child.plan import Action, EngineRun, Request
 from deepinfer_plugin.errors import InputError
@@ -114,16 +114,20 @@ def test_a_recorder_names_rows_by_request_and_position(tmp_path: Path) -> None:
     assert found.hashes[1:, 4].tolist() == row_hash(x)[:2].tolist()
 
 
-def test_a_graph_that_repeats_the_writes_is_read_too(tmp_path: Path) -> None:
+def test_a_graph_that_repeats_the_writes_is_read_too() -> None:
     """What a CUDA graph does: Python writes during capture only, later steps change the buffers alone."""
-    recorder = Recorder()
+    recorder = Recorder(target=Target("a", 1, "sampler/captured"))
     x = torch.arange(8.0).view(4, 2)
     recorder.begin_dummy(4, max_rows=16)
     recorder.write("captured", x)
     recorder.begin(FakeBatch([("a", 0, 3)], padding=1), max_rows=16)
     recorder.buffers["sampler/captured"].values[:4].copy_(row_hash(x + 7))  # the replay
+    recorder._held_by_rows[4].values[:4].copy_(x + 7)
     recorder.collect()
     assert [values["sampler/captured"] for _, values in recorder.found] == row_hash(x + 7)[:3].tolist()
+    assert recorder.replayed == 3
+    assert recorder.captured is not None
+    assert recorder.captured.tolist() == [9.0, 10.0]
 
 
 def table(rows: dict[tuple[str, int], list[int]], operations: Sequence[str]) -> RowHashes:
