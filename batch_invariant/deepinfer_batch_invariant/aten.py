@@ -50,19 +50,18 @@ _CPU = frozenset({"cpu"})
 # fmt: off
 _EXACT = (
     "__and__", "__iand__", "__ior__", "__lshift__", "__or__", "__rshift__", "__xor__", "_to_copy", "_unique2",
-    "_unsafe_view", "abs", "add", "add_", "alias", "amax", "arange", "argmax", "as_strided", "bincount",
+    "_unsafe_view", "abs", "add", "add_", "alias", "amax", "amin", "arange", "argmax", "as_strided", "bincount",
     "bitwise_and", "bitwise_and_", "bitwise_left_shift", "bitwise_not", "bitwise_or", "bitwise_right_shift",
-    "bitwise_right_shift_", "bitwise_xor", "cat", "chunk", "clamp", "clamp_", "clamp_max", "clamp_max_",
+    "bitwise_right_shift_", "bitwise_xor", "cat", "ceil", "chunk", "clamp", "clamp_", "clamp_max", "clamp_max_",
     "clamp_min", "clamp_min_", "clone", "constant_pad_nd", "contiguous", "copy_", "copysign", "cummax", "detach",
-    "detach_", "div", "div_", "embedding", "empty", "empty_like", "empty_strided", "eq", "expand", "fill_",
-    "flatten", "floor_divide", "full", "full_like", "gather", "ge", "gt", "index", "index_put_", "index_select",
-    "isnan", "le", "lift_fresh", "logical_and", "logical_not", "lt", "masked_fill", "masked_fill_", "maximum",
-    "minimum", "mul", "mul_", "narrow", "ne", "neg", "new_empty", "new_full", "new_ones", "new_zeros", "nonzero",
-    "ones", "ones_like", "pad", "permute", "reciprocal", "reciprocal_", "remainder", "repeat", "repeat_interleave",
-    "reshape", "resolve_conj", "resolve_neg", "roll", "round", "round_", "scatter", "scatter_", "searchsorted",
-    "select", "slice", "sort", "split", "split_with_sizes", "sqrt", "sqrt_", "square", "squeeze", "stack", "sub",
-    "sub_", "t", "to", "topk", "transpose", "unbind", "unflatten", "unsqueeze", "view", "where", "zeros",
-    "zeros_like",
+    "detach_", "div", "div_", "embedding", "empty", "empty_like", "empty_strided", "eq", "expand", "fill_", "flatten",
+    "floor_divide", "full", "full_like", "gather", "ge", "gt", "index", "index_put_", "index_select", "isnan", "le",
+    "lift_fresh", "logical_and", "logical_not", "lt", "masked_fill", "masked_fill_", "maximum", "minimum", "mul",
+    "mul_", "narrow", "ne", "neg", "neg_", "new_empty", "new_full", "new_ones", "new_zeros", "nonzero", "ones",
+    "ones_like", "pad", "permute", "reciprocal", "reciprocal_", "remainder", "repeat", "repeat_interleave", "reshape",
+    "resolve_conj", "resolve_neg", "roll", "round", "round_", "scatter", "scatter_", "searchsorted", "select", "set_",
+    "slice", "sort", "split", "split_with_sizes", "sqrt", "sqrt_", "square", "squeeze", "stack", "sub", "sub_", "t",
+    "to", "topk", "transpose", "unbind", "unflatten", "unsqueeze", "view", "where", "zeros", "zeros_like",
 )
 # fmt: on
 
@@ -94,6 +93,10 @@ def _has_even_depth(args: Sequence[Any]) -> str | None:
     return None
 
 
+def _is_about_floats(args: Sequence[Any]) -> str | None:
+    return f"adds up {args[0].dtype}, expected integers, whose sums have no order"
+
+
 def _is_square(args: Sequence[Any]) -> str | None:
     return None if args[1] == 2 else f"raises to the power {args[1]}, expected 2, which is one product"
 
@@ -104,6 +107,7 @@ def _build() -> dict[str, Proof]:
     # On an H200 the launch shape of a reduction, and the kernel of a batched product, follow the number of rows.
     table |= {name: Proof(kind=Kind.ROW_SUM, devices=_CPU, violation=_sums_last_axis) for name in ("mean", "sum")}
     table["pow"] = Proof(kind=Kind.EXACT, devices=_EVERYWHERE, violation=_is_square)
+    table["cumsum"] = Proof(kind=Kind.EXACT, devices=_EVERYWHERE, violation=_is_about_floats)
     table["mm"] = Proof(kind=Kind.PRODUCT, devices=_EVERYWHERE, violation=_has_row_tile)
     table["bmm"] = Proof(kind=Kind.PRODUCT, devices=_CPU, violation=_has_even_depth)
     return table

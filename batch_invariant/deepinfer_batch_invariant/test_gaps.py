@@ -14,18 +14,22 @@ from deepinfer_kernels.row_tiles import tiled_matmul
 MEASURED = sorted(name for name, proof in PROOFS.items() if proof.kind is Kind.MEASURED and not name.endswith("_"))
 
 
-def _inputs(count: int) -> torch.Tensor:
+def _inputs(count: int, dtype: torch.dtype) -> torch.Tensor:
     generator = torch.Generator().manual_seed(7)
-    return torch.rand(count, generator=generator) * 8 + 1e-3
+    return torch.rand(count, generator=generator, dtype=dtype) * 8 + 1e-3
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("name", MEASURED)
-def test_a_measured_operation_gives_an_element_its_bits_at_any_place_of_any_buffer(name: str) -> None:
+def test_a_measured_operation_gives_an_element_its_bits_at_any_place_of_any_buffer(
+    name: str, dtype: torch.dtype
+) -> None:
+    """The sampler's noise is a logarithm in fp64; everything else is fp32."""
     operation: Callable[[torch.Tensor], torch.Tensor] = getattr(torch, name)
-    values = _inputs(97)
+    values = _inputs(97, dtype)
     alone = torch.stack([operation(values[i : i + 1])[0] for i in range(97)])
     for offset in range(0, 40):
-        buffer = torch.cat((torch.full((offset,), 3.0), values))
+        buffer = torch.cat((torch.full((offset,), 3.0, dtype=dtype), values))
         assert torch.equal(operation(buffer)[offset:], alone), f"{name} at offset {offset}"
 
 
@@ -50,7 +54,8 @@ def test_a_forward_of_proven_operations_passes_and_counts_them() -> None:
         (lambda: torch.mm(torch.ones(16, 33), torch.ones(33, 4)), "mm multiplies 16 rows of depth 33"),
         (lambda: torch.bmm(torch.ones(2, 3, 5), torch.ones(2, 5, 3)), "bmm has depth 5"),
         (lambda: torch.ones(3, 4).sum(dim=0), r"sum sums axes \[0\]"),
-        (lambda: torch.ones(3, 4).cumsum(dim=1), "cumsum is not in the table"),
+        (lambda: torch.ones(3, 4).cumsum(dim=1), "cumsum adds up torch.float32, expected integers"),
+        (lambda: torch.ones(3, 4).logsumexp(dim=1), "logsumexp is not in the table"),
     ],
 )
 def test_an_unproven_call_stops_the_start_and_is_named(run: Callable[[], object], words: str) -> None:
@@ -61,6 +66,8 @@ def test_an_unproven_call_stops_the_start_and_is_named(run: Callable[[], object]
 def test_sums_of_integers_need_no_proof() -> None:
     with GapRecorder() as recorder:
         torch.ones(3, 4, dtype=torch.int64).sum(dim=0)
+        torch.ones(3, 4, dtype=torch.int64).cumsum(dim=1)
+        torch.ones(3, 4, dtype=torch.bool).sum(dim=1)
     assert recorder.gaps == set()
 
 

@@ -6,6 +6,7 @@ from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from deepinfer_plugin import witness
+from deepinfer_plugin.platforms.served import serves_our_model
 from deepinfer_plugin.sampling import seed_middleware
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class DeepInferCpuPlatform(CpuPlatform):
         )
         executor = vllm_config.parallel_config.distributed_executor_backend
         super().check_and_update_config(vllm_config)
-        if cls._serves_our_model(vllm_config):
+        if serves_our_model(vllm_config):
             (
                 cache.block_size,
                 cache.enable_prefix_caching,
@@ -79,7 +80,7 @@ class DeepInferCpuPlatform(CpuPlatform):
     @classmethod
     def update_block_size_for_backend(cls, vllm_config: "VllmConfig") -> None:
         """Our layers choose their block size themselves (cache/specs.py); other models follow vLLM."""
-        if not cls._serves_our_model(vllm_config):
+        if not serves_our_model(vllm_config):
             super().update_block_size_for_backend(vllm_config)
 
     @classmethod
@@ -93,8 +94,3 @@ class DeepInferCpuPlatform(CpuPlatform):
         del selected_backend, attn_selector_config, num_heads
         path: str = AttentionBackendEnum.TRITON_ATTN.get_path()
         return path
-
-    @staticmethod
-    def _serves_our_model(vllm_config: "VllmConfig") -> bool:
-        model_config = vllm_config.model_config
-        return model_config is not None and getattr(model_config.hf_config, "model_type", "") == "deepseek_v41"

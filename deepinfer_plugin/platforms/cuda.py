@@ -1,14 +1,19 @@
-"""vLLM's CUDA platform with what it has no other hook for: a server returns seeds and witnesses."""
+"""vLLM's CUDA platform with what it has no other hook for: seeds and witnesses of a server, scores of prompts."""
 
 from typing import TYPE_CHECKING
 
 from vllm.platforms.cuda import CudaPlatform
 
 from deepinfer_plugin import witness
+from deepinfer_plugin.platforms.served import serves_our_model
 from deepinfer_plugin.sampling import seed_middleware
 
 if TYPE_CHECKING:
+    from vllm.config import VllmConfig
     from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+STOCK_WORKER_CLASS = "vllm.v1.worker.gpu_worker.Worker"
+WORKER_CLASS = "deepinfer_plugin.worker.cuda_worker.DeepInferCudaWorker"
 
 
 class DeepInferCudaPlatform(CudaPlatform):
@@ -20,3 +25,11 @@ class DeepInferCudaPlatform(CudaPlatform):
         super().pre_register_and_update(parser)
         seed_middleware.add_to_server(parser)
         witness.add_to_server(parser)
+
+    @classmethod
+    def check_and_update_config(cls, vllm_config: "VllmConfig") -> None:
+        """Apply vLLM's CUDA settings, then put our worker in the place of the stock one where our model is served."""
+        super().check_and_update_config(vllm_config)
+        parallel = vllm_config.parallel_config
+        if serves_our_model(vllm_config) and parallel.worker_cls == STOCK_WORKER_CLASS:
+            parallel.worker_cls = WORKER_CLASS

@@ -6,7 +6,7 @@ import torch
 from vllm.config import VllmConfig
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from deepinfer_plugin.worker.model_state import DeepInferModelState
+from deepinfer_plugin.worker.own_prompt_scores import OwnPromptScores
 
 # kept alive for the life of the process: a torch.library fragment is undone when it is collected
 _FRAGMENT = torch.library.Library("_C", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -22,7 +22,7 @@ def _define_missing_ops() -> None:
         _FRAGMENT.impl("init_cpu_memory_env", lambda nodes: None, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 
 
-class DeepInferCpuWorker(CPUWorker):
+class DeepInferCpuWorker(OwnPromptScores, CPUWorker):
     """One process, one thread: a product of matrices keeps its order whatever else runs on the host."""
 
     def __init__(
@@ -37,11 +37,3 @@ class DeepInferCpuWorker(CPUWorker):
         torch.set_num_threads(1)
         gc.freeze()  # vLLM collects garbage around every memory reading: half a second each over the imported modules
         super().__init__(vllm_config, local_rank, rank, distributed_init_method, is_driver_worker=is_driver_worker)
-
-    def load_model(self, *, load_dummy_weights: bool = False) -> None:
-        """Load, then score prompts of our model in the arithmetic of its sampler."""
-        super().load_model(load_dummy_weights=load_dummy_weights)
-        if isinstance(self.model_runner.model_state, DeepInferModelState):
-            from deepinfer_plugin.sampling.prompt_logprobs import PromptLogprobs
-
-            self.model_runner.prompt_logprobs_worker = PromptLogprobs.adopt(self.model_runner.prompt_logprobs_worker)

@@ -15,7 +15,7 @@ from vllm.v1.worker.gpu.sample.sampler import Sampler
 from vllm.v1.worker.gpu.states import RequestState
 
 from deepinfer_plugin.sampling.sampler import DeepInferSampler
-from deepinfer_plugin.worker.startup_proof import prove_forward
+from deepinfer_plugin.worker.startup_proof import prove_forward, prove_sampler
 
 if TYPE_CHECKING:
     from deepinfer_plugin.model.flash import DeepseekV41ForCausalLM
@@ -101,6 +101,8 @@ class DeepInferModelState(DefaultModelState):
     def initialize_kv_cache(self, kv_cache_config: KVCacheConfig, block_tables: BlockTables) -> None:
         super().initialize_kv_cache(kv_cache_config, block_tables)
         prove_forward(self.vllm_config, self.model, self.device)
+        if self._sampler is not None:
+            prove_sampler(self._sampler, self.model.config.vocab_size, self.device)
 
     def prepare_inputs(self, input_batch: InputBatch, req_states: RequestState) -> dict[str, torch.Tensor | None]:
         inputs = super().prepare_inputs(input_batch, req_states)

@@ -1,12 +1,15 @@
-"""One forward pass at start-up that looks every operation up in the table of batch-invariant ones."""
+"""A forward pass and sampler steps at start-up that look every operation up in the table of batch-invariant ones."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.config import VllmConfig
 from vllm.forward_context import set_forward_context
 from vllm.logger import init_logger
+from vllm.sampling_params import SamplingParams
+from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
 
 from deepinfer_batch_invariant.gaps import check_forward
 from deepinfer_plugin.cache.layers import CacheLayer
@@ -14,6 +17,7 @@ from deepinfer_plugin.cache.metadata import CacheMetadata
 
 if TYPE_CHECKING:
     from deepinfer_plugin.model.flash import DeepseekV41ForCausalLM
+    from deepinfer_plugin.sampling.sampler import DeepInferSampler
 
 logger = init_logger(f"vllm.{__name__}")
 
@@ -21,6 +25,15 @@ _POSITIONS = (0, 1, 2, 70, 71)
 """Two requests: a prompt's first tokens, and two tokens with a past longer than a key tile."""
 
 _STARTS = (0, 3, 5)
+
+# Together they take every stage of the sampler; the first alone takes none of the processing.
+_SAMPLING: tuple[Mapping[str, Any], ...] = (
+    {"temperature": 0.0},
+    {"temperature": 0.8, "seed": 1, "top_k": 3, "top_p": 0.9, "min_p": 0.05, "logprobs": 2},
+    {"temperature": 1.0, "seed": 2, "repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.5},
+    {"temperature": 0.0, "logit_bias": {3: 1.0}, "min_tokens": 1, "stop_token_ids": [4], "logprobs": 0},
+    {"temperature": 0.0, "logprob_token_ids": [3, 4]},
+)
 
 
 def prove_forward(vllm_config: VllmConfig, model: "DeepseekV41ForCausalLM", device: torch.device) -> int:
@@ -63,3 +76,36 @@ def _metadata(layer: CacheLayer, device: torch.device) -> CacheMetadata:
         block_size=layer.spec.block_size,
         max_seq_len=max_seq_len,
     )
+
+
+def prove_sampler(sampler: "DeepInferSampler", vocab_size: int, device: torch.device) -> int:
+    """Sample and score rows under all kinds of sampling parameters, and refuse unproven operations.
+
+    It writes the parameters of request slots; a request that takes a slot writes them anew.
+
+    Returns:
+        Number of operations looked up.
+
+    Raises:
+        InvarianceGapError: names every operation without a proof on this device.
+    """
+    slots = sampler.prompt_hashes.np.shape[0]
+    params = [SamplingParams(**values) for values in _SAMPLING]
+    batches = [*(params[start : start + slots] for start in range(0, len(params), slots)), params[:1]]
+    generator = torch.Generator().manual_seed(0)
+    num_operations = 0
+    for batch in batches:
+        for slot, each in enumerate(batch):
+            sampler.set_prompt(slot, (slot,))
+            sampler.add_request(slot, each)
+        sampler.apply_staged_writes()
+        logits = torch.randn(len(batch), vocab_size, generator=generator).to(device)
+        step = InputBatch.make_dummy(len(batch), len(batch), InputBuffers(len(batch), len(batch), device))
+        num_operations += check_forward(partial(_sample, sampler, logits, step), label="the sampler")
+    logger.info("Batch-invariant mode: every one of %d operations of the sampler has a proof", num_operations)
+    return num_operations
+
+
+def _sample(sampler: "DeepInferSampler", logits: torch.Tensor, step: InputBatch) -> None:
+    with torch.inference_mode():
+        sampler(logits, step)

@@ -24,6 +24,7 @@ from deepinfer_determinism.results import (
     NOT_EXERCISED,
     RunResult,
 )
+from deepinfer_determinism.schedule import SMALL_CHECKPOINTS
 from deepinfer_plugin import provenance
 from deepinfer_plugin.cli.console import say
 from deepinfer_plugin.errors import InputError, SettingError
@@ -33,7 +34,6 @@ from deepinfer_plugin.settings import Settings
 
 KIND = "deepinfer determinism certificate"
 SAME_MACHINE, OTHER_MACHINE = 0, 1
-SMALL_CHECKPOINTS = ("nano", "tiny")
 CHUNK_BYTES = 1 << 24
 
 
@@ -109,8 +109,8 @@ def weights_hash(checkpoint: str, model: Path | None) -> str | None:
     """What the run's weights were.
 
     Args:
-        checkpoint: as the run names it; the small seeded ones are made again and hashed.
-        model: folder of the checkpoint; every file in it is read. None where it is not at hand.
+        checkpoint: as the run names it; the small seeded ones, ``nano:0``, are made again and hashed, a folder is read.
+        model: folder of the checkpoint where it lies elsewhere now; every file in it is read.
 
     Returns:
         SHA-256 over name and SHA-256 of each file, or the content hash of a small checkpoint; None where neither is.
@@ -122,12 +122,13 @@ def weights_hash(checkpoint: str, model: Path | None) -> str | None:
         for path in sorted(path for path in model.iterdir() if path.is_file()):
             whole.update(f"{path.name} {_file_hash(path)}\n".encode())
         return whole.hexdigest()
-    if checkpoint in SMALL_CHECKPOINTS:
+    name, _, seed = checkpoint.partition(":")
+    if name in SMALL_CHECKPOINTS and (seed or "0").isdigit():
         from deepinfer_plugin.reference.tiny import write_checkpoint
 
         with TemporaryDirectory(prefix="deepinfer-certificate-") as folder:
-            return str(write_checkpoint(checkpoint, 0, Path(folder) / checkpoint))
-    return None
+            return str(write_checkpoint(name, int(seed or 0), Path(folder) / name))
+    return weights_hash(checkpoint, Path(checkpoint)) if Path(checkpoint).is_dir() else None
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -41,11 +41,23 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "case" in metafunc.fixturenames:
         cases = _plan(metafunc.config).cases
         metafunc.parametrize("case", cases, ids=[case.name for case in cases])
+    if "threshold_here" in metafunc.fixturenames:
+        from deepinfer_determinism.coverage import thresholds_on
+
+        here = thresholds_on(metafunc.config.getoption("--device"))
+        metafunc.parametrize("threshold_here", here, ids=[threshold.name for threshold in here])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Coverage is a sum over all engines, so its tests come last."""
-    items.sort(key=lambda item: "reaches_both_sides" in item.name)
+    """The operations start the children; what only waits for these comes last, and coverage, a sum, behind it."""
+    waiting = ("test_engine_mutants", "test_relations", "test_thresholds.py")
+
+    def order(item: pytest.Item) -> int:
+        if "test_operations.py" in item.nodeid:
+            return 0
+        return 1 + next((2 + place for place, name in enumerate(waiting) if name in item.nodeid), 0)
+
+    items.sort(key=order)
 
 
 @pytest.fixture(scope="session")
@@ -64,11 +76,17 @@ def workload_seed(request: pytest.FixtureRequest) -> int:
 
 
 @pytest.fixture(scope="session")
-def has_all_relations(request: pytest.FixtureRequest) -> bool:
-    """Every relation of the plan is among the selected tests, and none was left out with --relation."""
-    names = {item.callspec.params["case"].name for item in _with_parameters(request.session, "case")}
-    plan = _plan(request.config)
-    return not request.config.getoption("--relation") and names == {case.name for case in plan.cases}
+def has_whole_set(request: pytest.FixtureRequest) -> bool:
+    """Every relation of the plan and every operation is among the selected tests, and --relation left none out."""
+    from deepinfer_determinism.operation_cases_cache import OPERATIONS
+
+    cases = {item.callspec.params["case"].name for item in _with_parameters(request.session, "case")}
+    operations = {item.callspec.params["operation"].name for item in _with_parameters(request.session, "operation")}
+    return (
+        not request.config.getoption("--relation")
+        and cases == {case.name for case in _plan(request.config).cases}
+        and operations == {operation.name for operation in OPERATIONS}
+    )
 
 
 def _with_parameters(session: pytest.Session, name: str) -> list[Any]:
@@ -77,14 +95,14 @@ def _with_parameters(session: pytest.Session, name: str) -> list[Any]:
 
 
 @pytest.fixture(scope="session")
-def harness(request: pytest.FixtureRequest, has_all_relations: bool) -> Iterator[Harness]:
+def harness(request: pytest.FixtureRequest, has_whole_set: bool) -> Iterator[Harness]:
     """Children start when the first test asks for the harness, with what the selected tests will need."""
     config = request.config
     plan = _plan(config)
     wanted = [item.callspec.params["case"] for item in _with_parameters(request.session, "case")]
-    has_mutants = bool(_with_parameters(request.session, "mutant"))
+    has_mutants = config.getoption("--device") == "cpu" and bool(_with_parameters(request.session, "mutant"))
     with Children(config.getoption("--device")) as children:
-        session = config.stash[HARNESS] = Harness(_options(config), children, has_all_relations)
+        session = config.stash[HARNESS] = Harness(_options(config), children, has_whole_set)
         session.start(plan.groups(wanted, has_mutants=has_mutants))
         yield session
 

@@ -80,7 +80,7 @@ class _Captured:
 
 def _capture(layer: _Layer, write: Write, recorder: Recorder) -> _Captured:
     """Warm up on a stream of its own, then capture; the recorder is told as vLLM's runner would tell it."""
-    stream = torch.cuda.Stream()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         recorder.begin_dummy(NUM_ROWS, NUM_ROWS)

@@ -41,9 +41,9 @@ class Options:
 class Harness:
     """Runs what tests ask for, in the order of the plan, and collects the results."""
 
-    def __init__(self, options: Options, children: Children, has_all_relations: bool = True) -> None:
+    def __init__(self, options: Options, children: Children, has_whole_set: bool = True) -> None:
         self._options = options
-        self._has_all_relations = has_all_relations
+        self._has_whole_set = has_whole_set
         self._children = children
         self._streams: list[Iterator[ScheduleResult]] = []
         self._stream_of: dict[str, int] = {}
@@ -122,9 +122,13 @@ class Harness:
     def add_operation(self, result: OperationResult) -> None:
         self._operations.append(result)
 
+    def add_reached(self, reached: Mapping[str, Sequence[int]]) -> None:
+        """Count what an operation by itself reached."""
+        self._reached.append({name: (below, above) for name, (below, above) in reached.items()})
+
     def coverage(self) -> tuple[CoverageRow, ...]:
-        """Every threshold, over all engines that have arrived."""
-        return coverage_rows(self._reached)
+        """Every threshold of the device, over the operations and all engines that have arrived."""
+        return coverage_rows(self._reached, self._options.device)
 
     def run_result(self, *, is_complete: bool, failures: Sequence[str], seconds: float) -> RunResult:
         """Everything found so far."""
@@ -138,7 +142,7 @@ class Harness:
             relations=tuple(self._relations),
             operations=tuple(self._operations),
             mutants=tuple(self._mutants),
-            coverage=self.coverage() if self._has_all_relations and self._reached else (),
+            coverage=self.coverage() if self._has_whole_set and self._reached else (),
             failures=tuple(failures),
             notes={"engine_cpu_s": f"{self.cpu_s:.0f}"},
         )

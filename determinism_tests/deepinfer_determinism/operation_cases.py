@@ -6,6 +6,7 @@ A new operation without an entry fails ``test_operations.py``. Widths are small,
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -67,6 +68,7 @@ def _operation(
     call: Callable[[Tensors, str], Any],
     variants: tuple[str, ...] = ("",),
     sizes: tuple[int, ...] | None = None,
+    sizes_of: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
 ) -> Operation:
     """An operation whose units are rows: ``make`` gives its tensors, and the names of those with one row per unit."""
 
@@ -74,7 +76,8 @@ def _operation(
         inputs, rows = make(num_rows, variant, generator, device)
         return rowwise(inputs, rows, lambda tensors: call(tensors, variant))
 
-    return Operation(name=name, build=build, variants=variants, **({} if sizes is None else {"sizes": sizes}))
+    given = {} if sizes is None else {"sizes": sizes}
+    return Operation(name=name, build=build, variants=variants, sizes_of=sizes_of, **given)
 
 
 def _named(names: str, rows: str, values: Sequence[torch.Tensor]) -> tuple[Tensors, Sequence[str]]:
@@ -144,6 +147,9 @@ def _image(n: int, g: torch.Generator, device: str) -> torch.Tensor:
 _GATE_NAMES = "streams key value q_weight k_weight is_image"
 _SAMPLE_NAMES = "logits temperature seeds prompt_hashes positions"
 _RESTRICT_NAMES = "logits top_k top_p min_p"
+# The sampling references cut a batch at SAMPLING_ELEMENTS / vocab_size rows.
+_VOCABULARY = {"": 65, "wide": (1 << 14) + 1}
+_AT_ONCE = (127, 130)
 _FAMILIES = ((mxfp8_quant, "mxfp8"), (mxfp4_quant, "mxfp4"), (nvfp4_quant, "nvfp4"))
 
 
@@ -278,13 +284,17 @@ DENSE: tuple[Operation, ...] = (
     ),
     _operation(
         "restrict_logits.restrict_logits",
-        lambda n, _, g, d: _named(_RESTRICT_NAMES, _RESTRICT_NAMES, restrict_logits_inputs(n, 65, g, d)),
+        lambda n, v, g, d: _named(_RESTRICT_NAMES, _RESTRICT_NAMES, restrict_logits_inputs(n, _VOCABULARY[v], g, d)),
         lambda t, _: restrict_logits.restrict_logits(*(t[name] for name in _RESTRICT_NAMES.split())),
+        variants=tuple(_VOCABULARY),
+        sizes_of={"wide": _AT_ONCE},
     ),
     _operation(
         "sample_tokens.sample_tokens",
-        lambda n, _, g, d: _named(_SAMPLE_NAMES, _SAMPLE_NAMES, sample_tokens_inputs(n, 65, g, d)),
+        lambda n, v, g, d: _named(_SAMPLE_NAMES, _SAMPLE_NAMES, sample_tokens_inputs(n, _VOCABULARY[v], g, d)),
         lambda t, _: sample_tokens.sample_tokens(*(t[name] for name in _SAMPLE_NAMES.split())),
+        variants=tuple(_VOCABULARY),
+        sizes_of={"wide": _AT_ONCE},
     ),
     _operation(
         "sample_tokens.top_tokens",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
@@ -44,12 +44,14 @@ class Operation:
             of them, in any order, in one call.
         variants: names of input makers beside each other: formats, optional arguments.
         sizes: numbers of units around the thresholds of this operation.
+        sizes_of: the same for a variant with thresholds of its own.
     """
 
     name: str
     build: Callable[[int, str, torch.Generator, str], Run]
     variants: tuple[str, ...] = ("",)
     sizes: tuple[int, ...] = (1, 2, 15, 16, 17, 31, 33, 64, 65)
+    sizes_of: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -95,9 +95,13 @@ def few_blocks(sizes: Sizes, arithmetic: Arithmetic) -> tuple[str, ...]:
 
 
 def alone(workload: Workload, setting: Setting) -> Schedule:
-    """Every probe by itself, whole prompt in one chunk, no prefix cache: what all others are compared with."""
+    """Every probe by itself, whole prompt in one chunk, no prefix cache: what all others are compared with.
+
+    On an accelerator it is also without graphs and asynchronous scheduling, which the others have.
+    """
     actions = [Action(add=(probe,)) for probe in workload.probes]
-    return make_schedule(ALONE, actions, setting, (NO_CACHE,))
+    plain = () if setting.device == "cpu" else ("--enforce-eager", "--no-async-scheduling")
+    return make_schedule(ALONE, actions, setting, (NO_CACHE, *plain))
 
 
 def _neighbours(workload: Workload) -> Actions:
@@ -417,7 +421,7 @@ RELATIONS: tuple[Relation, ...] = (
         promise="captured graphs instead of eager steps",
         actions=_arrival,
         required={m.MIXED_STEPS: 6, CAPTURED_SIZES: 1},
-        not_on={"cpu": "the CPU lane has no graphs: every step is eager"},
+        not_on=_CPU_EAGER,
     ),
 )
 BY_NAME: Mapping[str, Relation] = {relation.name: relation for relation in RELATIONS}

@@ -14,7 +14,13 @@ from deepinfer_plugin.errors import EngineError, SettingError
 
 PASSED, FAILED = 0, 1
 INTERRUPTED = 2  # exit code of pytest
-TESTS = ("test_operations.py", "test_relations.py", "test_operation_mutants.py", "test_engine_mutants.py")
+TESTS = (
+    "test_operations.py",
+    "test_operation_mutants.py",
+    "test_relations.py",
+    "test_engine_mutants.py",
+    "test_thresholds.py",
+)
 
 
 def add_parser(commands: Any) -> None:

@@ -135,6 +135,14 @@ def test_weights_are_hashed_by_name_and_content(tmp_path: Path) -> None:
     (tmp_path / "a").rename(tmp_path / "b")
     assert certificate.weights_hash("x", tmp_path) != first
     assert certificate.weights_hash("x", None) is None
+    assert certificate.weights_hash(str(tmp_path), None) == certificate.weights_hash("x", tmp_path)
+
+
+def test_the_weights_of_a_small_checkpoint_are_hashed_by_name_and_seed() -> None:
+    first = certificate.weights_hash("nano:0", None)
+    assert first is not None
+    assert first == certificate.weights_hash("nano", None)
+    assert first != certificate.weights_hash("nano:1", None)
 
 
 class Tags(HTMLParser):

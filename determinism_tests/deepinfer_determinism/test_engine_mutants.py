@@ -11,6 +11,12 @@ from deepinfer_determinism.mutants_engine import ENGINE_MUTANTS
 from deepinfer_determinism.results import MutantResult
 
 
+@pytest.fixture(autouse=True)
+def _on_the_cpu(device: str) -> None:
+    if device != "cpu":
+        pytest.skip(f"faults are planted in the references, which a CPU runs; the device is {device}")
+
+
 @pytest.mark.parametrize("mutant", ENGINE_MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_relation_catches(mutant: Mutant, harness: Harness) -> None:
     result = harness.result(schedule_name(mutant.engine))

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import deepinfer_kernels
+from deepinfer_determinism.coverage import observe
 from deepinfer_determinism.harness import Harness
 from deepinfer_determinism.operation_cases_cache import OPERATIONS, WITHOUT_ROWS
 from deepinfer_determinism.operations import Finding, Layout, Operation, Run, compare_batch, poisoned_memory
@@ -47,7 +48,7 @@ def explore(operation: Operation, variant: str, examples: int, seed: int, device
     """Try every size of the operation; stops at the first difference."""
     torch.set_num_threads(1)  # as the CPU worker does
     findings: list[Finding] = []
-    for number, size in enumerate(operation.sizes):
+    for number, size in enumerate(operation.sizes_of.get(variant, operation.sizes)):
         # what hypothesis tries first is its smallest example: the shift gives that every layout over the sizes
         layouts = LAYOUTS[number % len(LAYOUTS) :] + LAYOUTS[: number % len(LAYOUTS)]
         _explore_size(operation.build, size, variant, layouts, Effort(examples, seed, device), findings)
@@ -106,12 +107,14 @@ def test_rows_keep_their_bits(
     operation: Operation, harness: Harness, depth: str, device: str, workload_seed: int
 ) -> None:
     findings: list[Finding] = []
-    try:
-        for variant in operation.variants:
-            findings += explore(operation, variant, EXAMPLES[depth], workload_seed, device)
-        message = ""
-    except AssertionError as error:
-        message = str(error).splitlines()[0]
+    message = ""
+    with observe(deepinfer_kernels.__name__) as reached:
+        try:
+            for variant in operation.variants:
+                findings += explore(operation, variant, EXAMPLES[depth], workload_seed, device)
+        except AssertionError as error:
+            message = str(error).splitlines()[0]
+    harness.add_reached(reached)
     harness.add_operation(
         OperationResult(
             operation=operation.name,

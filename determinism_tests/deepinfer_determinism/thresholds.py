@@ -1,8 +1,9 @@
 """Every place in our code where a tile, a path or a chunk is chosen from a quantity of the batch.
 
 Each has its function, its value, and a reading of the function's arguments that says which side a call, or a row of
-it, lies on. ``test_coverage.py`` finds the branches on batch quantities in the sources and fails on one that is not
-listed here, and the quick set must reach both sides of every threshold.
+it, lies on. ``test_thresholds.py`` finds the branches on batch quantities in the sources and fails on one that is not
+listed here, and the quick set must reach both sides of every threshold. Those of the launchers of Triton kernels are in
+``thresholds_device.py``.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ Sides = Iterable[bool]
 
 ROW_TILE, KEY_TILE = tiling.REFERENCE_ROW_TILE, tiling.REFERENCE_KEY_TILE
 KERNELS = "deepinfer_kernels"
+CPU = "cpu"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,12 +31,20 @@ class Threshold:
         function: import path ``module:function`` or ``module:Class.method`` whose calls are watched.
         value: the quantity and what it is compared with, in words.
         sides: from the arguments of a call, True for every time the quantity reached the value.
+        device: ``cpu`` for what only the references do, ``cuda`` for the launchers of kernels, else ``any``.
+        unreachable: why the engines of the harness reach one side only; empty where they must reach both.
     """
 
     name: str
     function: str
     value: str
     sides: Callable[[Arguments], Sides]
+    device: str = "any"
+    unreachable: str = ""
+
+    def is_on(self, device: str) -> bool:
+        """Whether a run on a device of this type comes to the choice."""
+        return self.device in ("any", device)
 
     @property
     def where(self) -> str:
@@ -45,6 +55,11 @@ class Threshold:
 
 def _rows(arguments: Arguments, name: str) -> int:
     return int(arguments[name].shape[0])
+
+
+def _sampled_at_once(a: Arguments) -> Sides:
+    num_rows, vocab_size = a["logits"].shape
+    return (num_rows > -(-tiling.SAMPLING_ELEMENTS // vocab_size),) if vocab_size > 0 else ()
 
 
 def _attention_chunk(a: Arguments) -> Sides:
@@ -160,103 +175,124 @@ THRESHOLDS: tuple[Threshold, ...] = (
         function=f"{_TILES}:tiled_matmul",
         value=f"rows >= REFERENCE_ROW_TILE ({ROW_TILE})",
         sides=lambda a: (_rows(a, "x") >= ROW_TILE,),
+        device=CPU,
     ),
     Threshold(
         name="rest of a product",
         function=f"{_TILES}:tiled_matmul",
         value=f"rows % REFERENCE_ROW_TILE ({ROW_TILE}) == 0",
         sides=lambda a: (_rows(a, "x") % ROW_TILE == 0,),
+        device=CPU,
     ),
     Threshold(
         name="start of the operands",
         function=f"{_TILES}:_aligned",
         value="contiguous rows start on a multiple of 64 bytes",
         sides=lambda a: (a["x"].is_contiguous() and a["x"].data_ptr() % 64 == 0,),
+        device=CPU,
     ),
     Threshold(
         name="rows of an attention chunk",
         function=f"{_ATTENTION}:sparse_attention_reference",
         value="rows > 2^19 / (64 head_dim)",
         sides=_attention_chunk,
+        device=CPU,
     ),
     Threshold(
         name="records unpacked once",
         function=f"{_ATTENTION}:_gather",
         value="slots >= _UNIQUE_FROM (1024)",
         sides=_attention_unique,
+        device=CPU,
     ),
     Threshold(
         name="rows of an index chunk",
         function=_INDEX,
         value="rows > 2^18 / (64 index_head_dim)",
         sides=_index_row_chunk,
+        device=CPU,
     ),
     Threshold(
         name="key tiles of an index chunk",
         function=_INDEX,
         value="key tiles > 2^18 / (rows 64 index_head_dim)",
         sides=_index_tile_chunk,
+        device=CPU,
     ),
     Threshold(
         name="key tiles of the longest context",
         function=_INDEX,
         value=f"entries of the longest context > REFERENCE_KEY_TILE ({KEY_TILE})",
         sides=lambda a: (a["max_entries"] > KEY_TILE,),
+        device=CPU,
     ),
     Threshold(
         name="keys shared by a lone request",
         function=_INDEX,
         value="requests of the step > 1",
         sides=lambda a: (len(set(a["req_idx"].tolist())) > 1,),
+        device=CPU,
     ),
     Threshold(
         name="top-k against the longest context",
         function=f"{_TOPK}:topk_indices_reference",
         value="entries of the longest context >= k",
         sides=lambda a: (a["scores"].shape[1] >= a["k"],),
+        device=CPU,
     ),
     Threshold(
         name="candidate blocks against the longest context",
         function=f"{_TOPK}:candidate_blocks_reference",
         value="blocks of the longest context > candidate_topk_blocks",
         sides=lambda a: (-(-a["scores"].shape[1] // a["block_size"]) > a["num_blocks"],),
+        device=CPU,
     ),
     Threshold(
         name="last candidate block of the longest context",
         function=f"{_TOPK}:candidate_blocks_reference",
         value="entries of the longest context % candidate_block_size == 0",
         sides=lambda a: (a["scores"].shape[1] % a["block_size"] == 0,),
+        device=CPU,
     ),
     Threshold(
         name="even token of a pair",
         function=_COMPRESS,
         value="it is the row before, else in the ring of the request",
         sides=_pair_follows,
+        device=CPU,
     ),
     Threshold(
         name="rows kept in the ring",
         function=_COMPRESS,
         value="rows of the request in this step > rows of the ring",
         sides=_ring_overflows,
+        device=CPU,
     ),
-    Threshold(name="experts without rows", function=_EXPERTS, value="rows of an expert > 0", sides=_expert_counts),
+    Threshold(
+        name="experts without rows",
+        function=_EXPERTS,
+        value="rows of an expert > 0",
+        sides=_expert_counts,
+        device=CPU,
+    ),
     Threshold(
         name="rows of an expert",
         function=_EXPERTS,
         value=f"rows of an expert >= REFERENCE_ROW_TILE ({ROW_TILE})",
         sides=_expert_tiles,
+        device=CPU,
     ),
     Threshold(
         name="rows restricted at once",
         function=f"{KERNELS}.restrict_logits.reference:restrict_logits_reference",
-        value=f"rows > REFERENCE_ROW_TILE ({ROW_TILE})",
-        sides=lambda a: (_rows(a, "logits") > ROW_TILE,),
+        value=f"rows > SAMPLING_ELEMENTS ({tiling.SAMPLING_ELEMENTS}) / vocab_size, rounded up",
+        sides=_sampled_at_once,
     ),
     Threshold(
         name="rows sampled at once",
         function=f"{KERNELS}.sample_tokens.reference:sample_tokens_reference",
-        value=f"rows > REFERENCE_ROW_TILE ({ROW_TILE})",
-        sides=lambda a: (_rows(a, "logits") > ROW_TILE,),
+        value=f"rows > SAMPLING_ELEMENTS ({tiling.SAMPLING_ELEMENTS}) / vocab_size, rounded up",
+        sides=_sampled_at_once,
     ),
     Threshold(
         name="logits processed",
@@ -311,12 +347,14 @@ THRESHOLDS: tuple[Threshold, ...] = (
         function=f"{KERNELS}.swa_indices.reference:window_slots_reference",
         value="position >= sliding_window - 1",
         sides=_window_full,
+        device=CPU,
     ),
     Threshold(
         name="second page of the window",
         function=f"{KERNELS}.swa_indices.reference:window_slots_reference",
         value="position >= block_size",
         sides=_second_page,
+        device=CPU,
     ),
 )
 

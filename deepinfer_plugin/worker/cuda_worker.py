@@ -1,0 +1,9 @@
+"""vLLM's CUDA worker, with what vLLM has no other hook for."""
+
+from vllm.v1.worker.gpu_worker import Worker
+
+from deepinfer_plugin.worker.own_prompt_scores import OwnPromptScores
+
+
+class DeepInferCudaWorker(OwnPromptScores, Worker):
+    """Scores prompts of our model as its sampler scores tokens; everything else is vLLM's."""
