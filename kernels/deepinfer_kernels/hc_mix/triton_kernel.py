@@ -1,7 +1,9 @@
 """Mix logits as two Triton kernels: products over parts of K on tensor cores, then the parts in ascending order.
 
-fp32 weights are split exactly into three bf16 values, so that every product with a bf16 stream is exact and the tensor
-cores' fp32 sum is the only rounding. fp32 streams take fp32 products instead.
+fp32 weights are split exactly into three bf16 values, so that every product with a bf16 stream is exact. Tensor cores
+cut off what lies below the last bit of the sum so far, so a sum starts anew every BLOCK_K columns and an fp32 addition,
+which rounds to nearest, takes it in: the mix weighs whole streams, whose bf16 ties fall otherwise with a longer sum.
+fp32 streams take fp32 products instead.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -58,9 +60,9 @@ def _hc_mix_parts_kernel(
                 rest = fn - high.to(tl.float32)
                 middle = rest.to(tl.bfloat16)
                 low = (rest - middle.to(tl.float32)).to(tl.bfloat16)
-                logits = tl.dot(x, tl.trans(low), logits)
-                logits = tl.dot(x, tl.trans(middle), logits)
-                logits = tl.dot(x, tl.trans(high), logits)
+                block = tl.dot(x, tl.trans(low))
+                block = tl.dot(x, tl.trans(middle), block)
+                logits += tl.dot(x, tl.trans(high), block)
             else:
                 logits = tl.dot(x, tl.trans(fn), logits, input_precision="ieee")
             wide = x.to(tl.float32)
