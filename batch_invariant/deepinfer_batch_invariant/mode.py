@@ -5,6 +5,7 @@ from collections.abc import Mapping, MutableMapping
 from deepinfer_batch_invariant.pins import ENVIRONMENT_PINS, TORCH_PINS, PinError
 
 _active_device: str | None = None
+_pinned_device: str | None = None  # whose environment pins this process has set; the libraries read them once
 
 
 def active_device() -> str | None:
@@ -47,10 +48,16 @@ def enter(device: str, environment: MutableMapping[str, str]) -> None:
     Raises:
         PinError: a pin cannot be set, or the mode is on for another device.
     """
-    global _active_device
+    global _active_device, _pinned_device
     if _active_device not in (None, device):
         raise PinError(f"batch-invariant mode: device is {device!r}, expected {_active_device!r}; leave it first")
-    environment.update(environment_for(device, environment))
+    if _pinned_device == device:
+        # a second engine of this process: vLLM's initialisation writes its own CUBLAS_WORKSPACE_CONFIG before it
+        # builds the model, and corrects it in the first engine only
+        environment.update({pin.name: pin.value for pin in ENVIRONMENT_PINS if device in pin.devices})
+    else:
+        environment.update(environment_for(device, environment))
+        _pinned_device = device
     for pin in TORCH_PINS:
         if device not in pin.devices:
             continue

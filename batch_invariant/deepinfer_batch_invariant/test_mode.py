@@ -10,7 +10,8 @@ from deepinfer_batch_invariant.pins import ENVIRONMENT_PINS, PinError
 
 
 @pytest.fixture(autouse=True)
-def _mode_is_off() -> Iterator[None]:
+def _mode_is_off(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(mode, "_pinned_device", None)
     yield
     mode.leave()
 
@@ -24,6 +25,15 @@ def test_entering_sets_every_pin_and_a_second_time_changes_nothing() -> None:
     assert environment == {}
     mode.enter("cpu", environment)
     assert mode.active_device() == "cpu"
+
+
+def test_a_second_engine_puts_back_a_pin_that_vllm_wrote_over() -> None:
+    environment: dict[str, str] = {}
+    mode.enter("npu", environment)
+    mode.leave()
+    environment["HCCL_DETERMINISTIC"] = "false"
+    mode.enter("npu", environment)
+    assert environment["HCCL_DETERMINISTIC"] == "strict"
 
 
 def test_leaving_forgets_the_device() -> None:

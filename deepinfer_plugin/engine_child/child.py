@@ -37,6 +37,7 @@ DEFAULT_FLAGS = (
     "--max-num-batched-tokens=2048",
     "--max-num-seqs=32",
     "--kv-cache-memory-bytes=268435456",
+    "--gpu-memory-utilization=0.05",  # the cache has its size: this is only what must be free at start
     "--max-logprobs=-1",
     "--logprobs-mode=raw_logits",
     "--disable-log-stats",
