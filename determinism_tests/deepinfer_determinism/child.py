@@ -1,7 +1,8 @@
-"""The child: ``python -m deepinfer_determinism.child PLAN.json OUT_FOLDER``; one results file per schedule.
+"""The child: ``python -m deepinfer_determinism.child``; one results file per schedule.
 
-Unlike the child of the engine tests it enters faults around single actions, so that one engine serves many mutants,
-and it counts which thresholds were reached.
+Every line of its standard input is a JSON list of a plan's path and the folder for its results. Unlike the child of the
+engine tests it enters faults around single actions, so that one engine serves many mutants, and it counts which
+thresholds were reached.
 """
 
 from __future__ import annotations
@@ -108,12 +109,14 @@ def _fault(path: str) -> Any:
     return make(argument) if argument else make()
 
 
-def main(plan: Path, folder: Path) -> None:
-    """Run every schedule of the plan."""
+def main() -> None:
+    """Run every schedule of every plan."""
     platform_class()  # before torch, Triton and vLLM are imported
-    for number, schedule in enumerate(plan_from_json(plan.read_text(encoding="utf-8"))):
-        run_schedule(schedule, result_path(folder, number))
+    for line in sys.stdin:
+        plan, folder = (Path(word) for word in json.loads(line))
+        for number, schedule in enumerate(plan_from_json(plan.read_text(encoding="utf-8"))):
+            run_schedule(schedule, result_path(folder, number))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main()

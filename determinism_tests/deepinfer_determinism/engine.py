@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import subprocess
@@ -60,6 +61,7 @@ class Children:
         self._device = device
         self._temporary = tempfile.TemporaryDirectory(prefix="deepinfer-determinism-")
         self._started: list[_Child] = []
+        self._lasting: _Child | None = None
 
     def __enter__(self) -> Children:
         return self
@@ -76,51 +78,80 @@ class Children:
 
         Args:
             schedules: run one after another in this child.
-            timeout_s: for the whole child.
+            timeout_s: for all of them.
         """
+        child = self._new_child()
+        child.send(schedules)
+        child.close()
+        return child.results(schedules, timeout_s)
+
+    def run(self, schedules: Sequence[Schedule], timeout_s: float = 3600.0) -> dict[str, ScheduleResult]:
+        """Run schedules one after another in a child that the next call uses again; results by name of the schedule."""
+        child = self._lasting = self._lasting or self._new_child()
+        child.send(schedules)
+        return {result.schedule.name: result for result in child.results(schedules, timeout_s)}
+
+    def _new_child(self) -> _Child:
         folder = Path(self._temporary.name) / str(len(self._started))
         folder.mkdir()
-        child = _Child(schedules, folder, self._device, timeout_s)
+        child = _Child(folder, self._device)
         self._started.append(child)
-        return child.results()
+        return child
 
 
 def run_schedules(schedules: Sequence[Schedule], device: str = "cpu") -> dict[str, ScheduleResult]:
     """Run schedules one after another in one child; results by name of the schedule."""
     with Children(device) as children:
-        return {result.schedule.name: result for result in children.start(schedules)}
+        return children.run(schedules)
 
 
 class _Child:
-    def __init__(self, schedules: Sequence[Schedule], folder: Path, device: str, timeout_s: float) -> None:
-        self._schedules, self._folder, self._timeout_s = tuple(schedules), folder, timeout_s
-        plan = folder / "plan.json"
-        plan.write_text(plan_to_json([_with_model(schedule) for schedule in schedules]), encoding="utf-8")
-        command = [sys.executable, "-m", "deepinfer_determinism.child", str(plan), str(folder)]
+    def __init__(self, folder: Path, device: str) -> None:
+        self._folder, self._num_plans = folder, 0
         variables = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"}
         if device == "cpu":
             variables["DEEPINFER_ACCELERATOR"] = "cpu"
         self._log = folder / "child.log"
-        self._begin_s = time.monotonic()
         with open(self._log, "wb") as sink:
             self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
+                [sys.executable, "-m", "deepinfer_determinism.child"],
+                stdin=subprocess.PIPE,
                 stdout=sink,
                 stderr=subprocess.STDOUT,
                 env=envs.child_environment(variables),
+                text=True,
             )
 
-    def results(self) -> Iterator[ScheduleResult]:
-        for number, schedule in enumerate(self._schedules):
-            path = result_path(self._folder, number)
+    def send(self, schedules: Sequence[Schedule]) -> None:
+        """Let the child run a plan behind those it has; one that has ended is noticed where its results are read."""
+        self._num_plans += 1
+        out = self._folder / str(self._num_plans)
+        out.mkdir()
+        plan = out / "plan.json"
+        plan.write_text(plan_to_json([_with_model(schedule) for schedule in schedules]), encoding="utf-8")
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps([str(plan), str(out)]) + "\n")
+            self._process.stdin.flush()
+
+    def close(self) -> None:
+        """No plan follows: the child ends behind its last one."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+
+    def results(self, schedules: Sequence[Schedule], timeout_s: float) -> Iterator[ScheduleResult]:
+        """Results of the plan that was sent last."""
+        folder, begin_s = self._folder / str(self._num_plans), time.monotonic()
+        for number, schedule in enumerate(schedules):
+            path = result_path(folder, number)
             while not path.exists():
                 code = self._process.poll()
                 if code is not None and not path.exists():
                     raise EngineError(self._failure(f"ended with exit code {code}", schedule))
-                if time.monotonic() - self._begin_s > self._timeout_s:
+                if time.monotonic() - begin_s > timeout_s:
                     self.stop()
-                    raise EngineError(self._failure(f"was stopped after {self._timeout_s:.0f} s", schedule))
+                    raise EngineError(self._failure(f"was stopped after {timeout_s:.0f} s", schedule))
                 time.sleep(POLL_S)
             yield _read(path, schedule)
             path.unlink()
@@ -128,6 +159,7 @@ class _Child:
     def stop(self) -> None:
         if self._process.poll() is None:
             self._process.kill()
+        self.close()
         self._process.wait()
 
     def _failure(self, ending: str, schedule: Schedule) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 
 from deepinfer_determinism import row_hashes
 from deepinfer_determinism.compare import Comparison
-from deepinfer_determinism.engine import ScheduleResult, run_schedules
+from deepinfer_determinism.engine import Children, ScheduleResult
 from deepinfer_determinism.replay import Pair, named, save_pair, say_first
 from deepinfer_determinism.row_hashes import PROBE, RowHashes, Target
 from deepinfer_determinism.schedule import Schedule, load
@@ -77,21 +77,34 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.engines < 0:
         raise SettingError(f"locate: --engines is {arguments.engines}, expected 0 or more")
     pair = Pair(a=load(arguments.schedule_a), b=load(arguments.schedule_b))
-    device = arguments.device
-    comparison, parting = examine(pair, device)
+    with Children(arguments.device) as children:
+        return _locate(pair, children, arguments.out, arguments.engines)
+
+
+def _locate(pair: Pair, children: Children, out: Path, engines: int) -> int:
+    comparison, parting = examine(pair, children)
     if comparison.differences == 0:
         say(f"no difference in {comparison.rows} rows")
         return NO_DIFFERENCE
     say_first(comparison)
     _say_parting(parting)
-    save_pair(replace(pair, found=_found(comparison, parting)), arguments.out)
-    say(f"the pair is stored; python -m deepinfer_determinism replay {arguments.out}")
-    if arguments.engines > 0:
-        _shrink(pair, comparison, parting, arguments)
+    save_pair(replace(pair, found=_found(comparison, parting)), out)
+    say(f"the pair is stored; python -m deepinfer_determinism replay {out}")
+    if engines > 0:
+        _shrink(_Found(pair, comparison, parting), children, out, engines)
     return DIFFERENCE
 
 
-def examine(pair: Pair, device: str) -> tuple[Comparison, Parting | None]:
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A pair that parts, and where."""
+
+    pair: Pair
+    comparison: Comparison
+    parting: Parting | None
+
+
+def examine(pair: Pair, children: Children) -> tuple[Comparison, Parting | None]:
     """Compare the pair, after proof that the probes change no bit, and find the first operation that differs.
 
     Raises:
@@ -99,22 +112,24 @@ def examine(pair: Pair, device: str) -> tuple[Comparison, Parting | None]:
         ProbeError: with probes A gives other bits than without.
     """
     plain = [named(pair.a, "A"), named(pair.a, "A again"), named(pair.b, "B")]
-    results, parting, replayed = _look(pair, plain, device)
+    results, parting, replayed = _look(pair, plain, children)
     _prove(pair.a, results)
     if replayed > 0:
         say(f"{replayed} rows were hashed inside captured graphs")
     comparison = pair.compare(results["A"], results["B"])
     if comparison.differences == 0 or parting is None:
         return comparison, None
-    return comparison, _with_values(pair, parting, device)
+    return comparison, _with_values(pair, parting, children)
 
 
-def _look(pair: Pair, plain: Sequence[Schedule], device: str) -> tuple[dict[str, ScheduleResult], Parting | None, int]:
+def _look(
+    pair: Pair, plain: Sequence[Schedule], children: Children
+) -> tuple[dict[str, ScheduleResult], Parting | None, int]:
     """Run both schedules with probes, after others without, in one child; also the rows hashed inside graphs."""
     with tempfile.TemporaryDirectory(prefix="deepinfer-locate-") as folder:
         probed_a, a_file = probed(pair.a, PROBED_A, Path(folder))
         probed_b, b_file = probed(pair.b, PROBED_B, Path(folder))
-        results = run_schedules([*plain, probed_a, probed_b], device)
+        results = children.run([*plain, probed_a, probed_b])
         a, b = row_hashes.read(a_file), row_hashes.read(b_file)
         return results, first_parting(a, b, pair.shared), a.replayed + b.replayed
 
@@ -173,14 +188,14 @@ def _hex(value: Any) -> str:
     return f"{int(value) & 0xFFFFFFFFFFFFFFFF:016x}"
 
 
-def _with_values(pair: Pair, parting: Parting, device: str) -> Parting:
+def _with_values(pair: Pair, parting: Parting, children: Children) -> Parting:
     """Run both schedules again and keep the row itself."""
     a_target = Target(parting.a_request, parting.position, parting.operation)
     b_target = replace(a_target, request=parting.request)
     with tempfile.TemporaryDirectory(prefix="deepinfer-locate-") as folder:
         probed_a, a_file = probed(pair.a, "A", Path(folder), a_target)
         probed_b, b_file = probed(pair.b, "B", Path(folder), b_target)
-        run_schedules([probed_a, probed_b], device)
+        children.run([probed_a, probed_b])
         a, b = row_hashes.read(a_file).captured, row_hashes.read(b_file).captured
     return replace(parting, values=tuple(value_lines(a, b)))
 
@@ -220,44 +235,45 @@ def _prove(a: Schedule, results: dict[str, ScheduleResult]) -> None:
     say(f"probes: A run twice without and once with them gives the same bits ({again.rows} rows, {calls} hashes)")
 
 
-def _shrink(pair: Pair, comparison: Comparison, parting: Parting | None, arguments: argparse.Namespace) -> None:
+def _shrink(start: _Found, children: Children, out: Path, engines: int) -> None:
     """Store every smaller pair that still parts; Ctrl-C leaves the smallest so far in the file.
 
     Candidates are tried one after another in two engines; the smallest is run again in engines of its own, and where it
     parts no more the one before it is taken.
     """
+    pair, comparison, parting = start.pair, start.comparison, start.parting
     assert comparison.first is not None
     target = base_name(comparison.first.request.partition("[")[0])
     found = _found(comparison, parting)
-    budget, path = Budget(arguments.engines), [pair]
+    budget, path = Budget(engines), [pair]
     try:
-        for smaller in shrink(pair, target, lambda pairs: parting_pairs(pairs, arguments.device), budget):
+        for smaller in shrink(pair, target, lambda pairs: parting_pairs(pairs, children), budget):
             path.append(smaller)
-            save_pair(replace(smaller, found=found), arguments.out)
+            save_pair(replace(smaller, found=found), out)
             say(f"still differs: {smaller.size}")
         while len(path) > 1:
-            results, parting, _ = _look(path[-1], (), arguments.device)
+            results, parting, _ = _look(path[-1], (), children)
             comparison = path[-1].compare(results[PROBED_A], results[PROBED_B])
             if comparison.differences > 0:
-                parting = parting and _with_values(path[-1], parting, arguments.device)
+                parting = parting and _with_values(path[-1], parting, children)
                 break
             say(f"differs no more in engines of its own: {path.pop().size}")
     except KeyboardInterrupt:
-        say(f"interrupted: the smallest pair so far ({path[-1].size}) is kept in {arguments.out}")
+        say(f"interrupted: the smallest pair so far ({path[-1].size}) is kept in {out}")
         raise
     if len(path) > 1:
         found = _found(comparison, parting)
         _say_parting(parting)
-    save_pair(replace(path[-1], found=found), arguments.out)
+    save_pair(replace(path[-1], found=found), out)
     say(f"smallest pair that still differs: {path[-1].size} ({budget.spent} engines started)")
-    say(f"python -m deepinfer_determinism replay {arguments.out}")
+    say(f"python -m deepinfer_determinism replay {out}")
 
 
-def parting_pairs(candidates: Sequence[Pair], device: str) -> list[bool]:
+def parting_pairs(candidates: Sequence[Pair], children: Children) -> list[bool]:
     """Whether each pair differs; all of them run one after another in two engines of one child."""
     a, a_names = chained([candidate.a for candidate in candidates], "A")
     b, b_names = chained([candidate.b for candidate in candidates], "B")
-    results = run_schedules([a, b], device)
+    results = children.run([a, b])
     return [
         candidate.compare(_part(results["A"], a_names[number]), _part(results["B"], b_names[number])).differences > 0
         for number, candidate in enumerate(candidates)

@@ -215,7 +215,7 @@ def test_a_half_written_file_is_one_clear_line(text: str, tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_a_planted_fault_is_located_and_shrunk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pair = crowded(num_others=3, faults=(FAULT,))
+    pair = crowded(num_others=2, faults=(FAULT,))
     save(pair.a, tmp_path / "a.json")
     save(pair.b, tmp_path / "b.json")
     parser = argparse.ArgumentParser()
@@ -224,7 +224,7 @@ def test_a_planted_fault_is_located_and_shrunk(tmp_path: Path, capsys: pytest.Ca
     replay.add_parser(commands)
     out = tmp_path / "located.json"
     parsed = parser.parse_args(
-        ["locate", str(tmp_path / "a.json"), str(tmp_path / "b.json"), "--out", str(out), "--engines", "8"]
+        ["locate", str(tmp_path / "a.json"), str(tmp_path / "b.json"), "--out", str(out), "--engines", "4"]
     )
     assert parsed.run(parsed) == 1
     said = capsys.readouterr().out

@@ -14,7 +14,8 @@ import httpx
 import pytest
 
 from deepinfer_determinism import certify
-from deepinfer_determinism.results import EQUAL, RunResult
+from deepinfer_determinism.__main__ import main
+from deepinfer_determinism.results import DIFFERENT, EQUAL, RelationResult, RunResult
 from deepinfer_plugin.cli.server import Server, free_port
 from deepinfer_plugin.witness import CLASS_PATH, witness_of
 
@@ -22,10 +23,10 @@ pytestmark = pytest.mark.slow
 
 MODEL = "served"
 FAULT = "deepinfer_plugin.engine_child.faults:window_short_after_the_first_request"
-COPIES = 100
+COPIES = 64
 FLAGS = (
     f"--served-model-name={MODEL}",
-    "--max-model-len=2048",
+    "--max-model-len=512",
     "--max-num-seqs=64",
     "--kv-cache-memory-bytes=268435456",
     f"--middleware={CLASS_PATH}",
@@ -34,12 +35,17 @@ START_S = 900.0
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("served")
+
+
+def checkpoint(folder: Path, seed: int) -> Path:
     from deepinfer_plugin.reference.tiny import write_checkpoint
 
-    folder = tmp_path_factory.mktemp("nano")
-    write_checkpoint("nano", 0, folder)
-    return folder
+    model = folder / f"nano-s{seed}"
+    if not model.exists():
+        write_checkpoint("nano", seed, model)
+    return model
 
 
 @contextmanager
@@ -68,16 +74,26 @@ def post(server: Server, path: str, body: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
-def test_the_served_model_shows_no_difference_and_bears_witness(model: Path, tmp_path: Path) -> None:
-    out = tmp_path / "certify.json"
-    with serving(model, tmp_path / "server.log") as server:
-        assert certified(server, out, "--copies", str(COPIES)) == 0
-        _check_witness(server)
+def outcomes(out: Path) -> dict[str, RelationResult]:
     run = RunResult.from_json(json.loads(out.read_text(encoding="utf-8"))["run"])
-    outcomes = {result.relation: result.outcome for result in run.relations}
-    assert {name for name, outcome in outcomes.items() if outcome != EQUAL} == {"restart"}
-    copies = next(result for result in run.relations if result.relation == "copies")
-    assert copies.mechanisms["distinct answers"] == 1
+    return {result.relation: result for result in run.relations}
+
+
+def test_the_served_model_shows_no_difference_bears_witness_and_survives_a_restart(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, before, after = checkpoint(folder, 0), folder / "before.json", tmp_path / "after.json"
+    with serving(model, tmp_path / "server.log") as server:
+        assert certified(server, before, "--copies", str(COPIES)) == 0
+        _check_witness(server)
+        _check_bad_requests_to_certify(server, tmp_path, capsys)
+    found = outcomes(before)
+    assert {name for name, result in found.items() if result.outcome != EQUAL} == {"restart"}
+    assert found["copies"].mechanisms["distinct answers"] == 1
+    with serving(model, tmp_path / "again.log") as server:
+        assert certified(server, after, "--only", "restart", "--compare", str(before)) == 0
+    assert outcomes(after)["restart"].outcome == EQUAL
+    assert outcomes(after)["restart"].rows_compared > 100
 
 
 def _check_witness(server: Server) -> None:
@@ -104,7 +120,26 @@ def _check_witness(server: Server) -> None:
     assert [choice["witness"] for choice in choices if "witness" in choice] == [whole]
 
 
-def test_a_served_fault_is_found(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with serving(model, tmp_path / "server.log", FAULT) as server:
-        assert certified(server, tmp_path / "certify.json", "--only", "crowd") == 1
+def _check_bad_requests_to_certify(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A model that this server does not know is one clear line; nothing is written."""
+    capsys.readouterr()
+    out = tmp_path / "bad.json"
+    assert main(["certify", "--base-url", server.base_url, "--model", "other", "--out", str(out)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: certify: --model is 'other', expected one that ")
+    assert said.count("\n") == 1
+    assert not out.exists()
+
+
+def test_other_weights_behind_a_restart_and_a_served_fault_are_found(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two faults in one server: its weights are those of another seed, and a crowd changes answers."""
+    before, out = folder / "before.json", tmp_path / "certify.json"
+    assert before.exists(), "the test above writes it"
+    with serving(checkpoint(folder, 1), tmp_path / "server.log", FAULT) as server:
+        assert certified(server, out, "--only", "restart", "--compare", str(before)) == 1
+        assert outcomes(out)["restart"].outcome == DIFFERENT
+        assert "DIFFERENT: relation restart" in capsys.readouterr().out
+        assert certified(server, out, "--only", "crowd") == 1
     assert "DIFFERENT: relation crowd" in capsys.readouterr().out
