@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from deepinfer_determinism.client import Answer, Ask, BudgetSpentError, Endpoint, EndpointError
 from deepinfer_determinism.endpoint_relations import PROBE_WORDS, RELATIONS, Session
@@ -227,10 +228,18 @@ def _check_arguments(arguments: argparse.Namespace) -> None:
         value = getattr(arguments, name)
         if not value >= least:
             raise SettingError(f"certify: --{name.replace('_', '-')} is {value}, expected at least {least}")
-    if not arguments.base_url.startswith(("http://", "https://")):
+    if not _is_address(arguments.base_url):
         raise SettingError(f"certify: --base-url is {arguments.base_url!r}, expected http://HOST:PORT or https://…")
     if arguments.out.is_dir():
         raise SettingError(f"certify: --out is {arguments.out}, a folder, expected a file; name one in it")
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port beyond 65535, or half an IPv6 address
+        return False
 
 
 def _too_slow(arguments: argparse.Namespace) -> str:

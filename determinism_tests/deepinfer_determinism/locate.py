@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from deepinfer_determinism import row_hashes
+from deepinfer_determinism.choices import check_device, check_result
 from deepinfer_determinism.compare import Comparison
 from deepinfer_determinism.engine import Children, ScheduleResult
 from deepinfer_determinism.replay import Pair, named, save_pair, say_first
@@ -76,6 +77,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Prove the probes harmless, find where the schedules part, shrink them, store the pair."""
     if arguments.engines < 0:
         raise SettingError(f"locate: --engines is {arguments.engines}, expected 0 or more")
+    check_device(arguments.device)
+    check_result("--out", arguments.out)
     pair = Pair(a=load(arguments.schedule_a), b=load(arguments.schedule_b))
     with Children(arguments.device) as children:
         return _locate(pair, children, arguments.out, arguments.engines)

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+# Where all of these stand as they are, as in tests of other packages, nothing is loaded to check them.
+_DEFAULTS: dict[str, object] = {"device": "cpu", "checkpoint": "nano:0", "relation": [], "result": None}
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("determinism", "determinism_tests")
@@ -21,16 +24,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Refuse a relation or checkpoint that does not exist before anything is collected."""
-    names, checkpoint = config.getoption("--relation"), config.getoption("--checkpoint")
-    if names:
-        from deepinfer_determinism.relations import BY_NAME
+    """Refuse a bad choice before anything is collected."""
+    if not any(config.getoption(f"--{name}") != default for name, default in _DEFAULTS.items()):
+        return
+    from deepinfer_determinism import choices
+    from deepinfer_plugin.errors import SettingError
 
-        unknown = sorted(set(names) - BY_NAME.keys())
-        if unknown:
-            raise pytest.UsageError(f"--relation: value is {unknown[0]!r}, expected one of: {', '.join(BY_NAME)}")
-    is_small = checkpoint.partition(":")[0] in ("nano", "tiny")
-    if not is_small and not (Path(checkpoint) / "config.json").is_file():
-        raise pytest.UsageError(
-            f"--checkpoint: {checkpoint} holds no config.json, expected nano:SEED, tiny:SEED or a model folder"
-        )
+    try:
+        choices.check_device(config.getoption("--device"))
+        choices.check_checkpoint(config.getoption("--checkpoint"))
+        choices.check_relations(config.getoption("--relation"))
+        if config.getoption("--result") is not None:
+            choices.check_result("--result", config.getoption("--result"))
+    except SettingError as error:
+        raise pytest.UsageError(str(error)) from None

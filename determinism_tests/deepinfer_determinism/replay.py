@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from deepinfer_determinism.choices import check_device
 from deepinfer_determinism.compare import Comparison, Given, compare_request
 from deepinfer_determinism.engine import ScheduleResult, run_schedules
 from deepinfer_determinism.schedule import Schedule
@@ -125,6 +126,7 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run both schedules; 0 where every shared row agrees, 1 where one differs."""
+    check_device(arguments.device)
     pair = load_pair(arguments.file)
     results = run_schedules([named(pair.a, "A"), named(pair.b, "B")], arguments.device)
     found = pair.compare(results["A"], results["B"])

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from deepinfer_determinism import choices
 from deepinfer_determinism.results import read_result
 from deepinfer_plugin.cli.console import say
 from deepinfer_plugin.errors import EngineError, SettingError
@@ -40,8 +41,13 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run pytest in a child; 0 where everything passed, 1 where something differs or was missed."""
-    if arguments.out.is_dir():
-        raise SettingError(f"run: --out is {arguments.out}, a folder, expected a file; name one in it")
+    try:
+        choices.check_device(arguments.device)
+        choices.check_checkpoint(arguments.checkpoint)
+        choices.check_relations(arguments.relation)
+        choices.check_result("--out", arguments.out)
+    except SettingError as error:
+        raise SettingError(f"run: {error}") from None
     before = arguments.out.stat().st_mtime_ns if arguments.out.exists() else None
     folder = Path(__file__).parent
     command = [sys.executable, "-m", "pytest", "-q", "-p", "deepinfer_determinism.options", "--import-mode=importlib"]

@@ -19,7 +19,16 @@ from deepinfer_determinism.__main__ import main
         (["report", "FILE"], "error: run result: "),
         (["certify", "--base-url", "http://127.0.0.1:9", "--model", "m"], "error: certify: http://127.0.0.1:9 cannot"),
         (["certify", "--base-url", "http://127.0.0.1:9", "--model", "m", "--compare", "FILE"], "error: certify: --com"),
+        (["certify", "--base-url", "http://127.0.0.1:99999", "--model", "m"], "error: certify: --base-url is "),
+        (["certify", "--base-url", "http://[", "--model", "m"], "error: certify: --base-url is "),
         (["run", "--out", "FOLDER"], "error: run: --out is "),
+        (["run", "--out", "/proc/nowhere/run.json"], "error: run: --out is "),
+        (["run", "--device", "tpu"], "error: run: --device is 'tpu', expected cpu or cuda"),
+        (["run", "--checkpoint", "nano:x"], "error: run: --checkpoint is 'nano:x'"),
+        (["run", "--relation", "nope"], "error: run: --relation is 'nope', expected one of: neighbours, "),
+        (["locate", "FILE", "FILE", "--device", "tpu"], "error: --device is 'tpu'"),
+        (["locate", "FILE", "FILE", "--out", "FOLDER"], "error: --out is "),
+        (["replay", "FILE", "--device", "tpu"], "error: --device is 'tpu'"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
@@ -33,6 +42,14 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert said.startswith(message)
     assert said.count("\n") == 1
     assert half.read_text(encoding="utf-8") == '{"kind": '
+
+
+def test_a_device_that_is_not_there_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert main(["run", "--device", "cuda"]) == 2
+    assert "this machine has no NVIDIA GPU that this process may use" in capsys.readouterr().err
 
 
 def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
