@@ -37,7 +37,7 @@ def check_checkpoint(checkpoint: str) -> None:
     is_small = name in SMALL_CHECKPOINTS and (seed or "0").isdigit()
     if not is_small and not (Path(checkpoint) / "config.json").is_file():
         raise SettingError(
-            f"--checkpoint is {checkpoint!r}, where no config.json lies, expected nano:SEED, tiny:SEED or a model folder"
+            f"--checkpoint is {checkpoint!r}, without config.json, expected nano:SEED, tiny:SEED or a model folder"
         )
 
 

@@ -1,0 +1,75 @@
+"""Options that break the promise are refused before an engine starts, by name."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from deepinfer_plugin import envs
+from deepinfer_plugin.errors import ConfigError
+
+PARALLEL: dict[str, Any] = {
+    "tensor_parallel_size": 1,
+    "pipeline_parallel_size": 1,
+    "data_parallel_size": 1,
+    "prefill_context_parallel_size": 1,
+    "decode_context_parallel_size": 1,
+    "enable_eplb": False,
+    "enable_dbo": False,
+}
+
+
+@pytest.fixture(autouse=True)
+def _interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM picks our platform on its first import, and that sets these variables: they are restored afterwards."""
+    for name in ("CUDA_VISIBLE_DEVICES", "TRITON_INTERPRET", "VLLM_USE_V2_MODEL_RUNNER", "OMP_NUM_THREADS"):
+        monkeypatch.setenv(name, envs.child_environment().get(name, "1" if name != "CUDA_VISIBLE_DEVICES" else ""))
+
+
+def check(parallel: dict[str, Any] | None = None, **others: Any) -> None:
+    from deepinfer_plugin.model.checks import check_engine_options
+
+    config: dict[str, Any] = {
+        "parallel_config": SimpleNamespace(**{**PARALLEL, **(parallel or {})}),
+        "cache_config": SimpleNamespace(user_specified_block_size=False, block_size=None),
+        "speculative_config": None,
+        "lora_config": None,
+        **others,
+    }
+    check_engine_options(SimpleNamespace(**config))  # type: ignore[arg-type]
+
+
+def test_the_default_options_are_served() -> None:
+    check()
+
+
+@pytest.mark.parametrize("name", [name for name in PARALLEL if name.endswith("_size")])
+def test_a_second_device_and_its_collectives_are_refused(name: str) -> None:
+    """Context parallelism among them; no collective of vLLM has a proof."""
+    with pytest.raises(ConfigError, match=f"{name} is 2, expected 1"):
+        check({name: 2})
+
+
+@pytest.mark.parametrize("name", ["enable_eplb", "enable_dbo"])
+def test_moved_experts_and_micro_batches_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is True, expected False"):
+        check({name: True})
+
+
+def test_drafts_that_the_stock_rejection_sampler_would_judge_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"speculative_config.method is 'ngram', expected none"):
+        check(speculative_config=SimpleNamespace(method="ngram"))
+
+
+def test_a_sampler_of_somebody_else_is_refused() -> None:
+    from vllm.v1.worker.gpu.sample.sampler import Sampler
+
+    from deepinfer_plugin.sampling.sampler import DeepInferSampler
+
+    class WatermarkSampler(Sampler):  # type: ignore[misc]
+        """What vLLM builds with watermarks on."""
+
+    with pytest.raises(ConfigError, match="the model runner built WatermarkSampler, expected Sampler"):
+        DeepInferSampler.adopt(WatermarkSampler.__new__(WatermarkSampler))
