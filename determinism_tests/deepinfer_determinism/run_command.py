@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -56,17 +57,19 @@ def run(arguments: argparse.Namespace) -> int:
     command += [f"--workload-seed={arguments.workload_seed}", f"--result={arguments.out.resolve()}"]
     command += [f"--relation={name}" for name in arguments.relation]
     command += [] if arguments.schedules is None else [f"--schedules={arguments.schedules.resolve()}"]
-    process = subprocess.Popen(command)
+    process = subprocess.Popen(command, start_new_session=True)  # so that Ctrl-C reaches it once, through us
     try:
         code = process.wait()
     except KeyboardInterrupt:
-        code = process.wait()  # pytest got the interrupt too, and writes what it has
+        process.send_signal(signal.SIGINT)
+        code = process.wait()  # it stops its engines and writes what it has
     is_new = arguments.out.exists() and arguments.out.stat().st_mtime_ns != before
     if not is_new:
         raise EngineError(f"run: pytest ended with exit code {code} and wrote no result; its output is above")
     result = read_result(arguments.out)
     say(f"{result.rows_compared} rows compared in {result.seconds:.0f} s; result in {arguments.out}")
     if code == INTERRUPTED or not result.is_complete:
-        say(f"interrupted: {len(result.relations)} relations are kept in {arguments.out}")
+        kept = f"{len(result.operations)} operations and {len(result.relations)} relations"
+        say(f"interrupted: {kept} are kept in {arguments.out}")
         return 130
     return PASSED if code == 0 and result.is_passed else FAILED

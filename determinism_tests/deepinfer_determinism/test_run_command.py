@@ -1,0 +1,33 @@
+"""``run`` as a program: being stopped keeps what it has."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from deepinfer_determinism.results import read_result
+
+DOTS = 3  # tests that have passed when the signal is sent; the second is the first operation
+
+
+def test_a_run_that_is_stopped_keeps_what_it_found(tmp_path: Path) -> None:
+    out = tmp_path / "run.json"
+    command = [sys.executable, "-m", "deepinfer_determinism", "run", "--relation", "order", "--out", str(out)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    watch = threading.Timer(240.0, process.kill)
+    watch.start()
+    said = b""
+    assert process.stdout is not None
+    while byte := process.stdout.read(1):
+        said += byte
+        if byte == b"." and said.count(b".") == DOTS:
+            process.send_signal(signal.SIGTERM)  # handled as Ctrl-C is
+    watch.cancel()
+    assert process.wait() == 130, said.decode()
+    assert f"are kept in {out}" in said.decode()
+    result = read_result(out)
+    assert not result.is_complete
+    assert len(result.operations) >= DOTS - 1
