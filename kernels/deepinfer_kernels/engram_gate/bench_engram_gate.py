@@ -14,8 +14,8 @@ def _case(num_rows: int, sizes: Sizes) -> Case:
 
     def make(device: str) -> partial[torch.Tensor]:
         rows, key = (bf16(device, num_rows, streams, width) for _ in range(2))
-        weights = (bf16(device, streams, width) for _ in range(2))
-        return partial(engram_gate, rows, key, bf16(device, num_rows, width), *weights, 1e-20)
+        q_weight, k_weight = (bf16(device, streams, width) for _ in range(2))
+        return partial(engram_gate, rows, key, bf16(device, num_rows, width), q_weight, k_weight, 1e-20)
 
     return Case(
         op="engram_gate",

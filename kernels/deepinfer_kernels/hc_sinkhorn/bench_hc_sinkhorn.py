@@ -14,7 +14,7 @@ ITERS = 20
 def _case(num_rows: int, sizes: Sizes) -> Case:
     logits = (2 + sizes.num_streams) * sizes.num_streams
 
-    def make(device: str) -> partial[object]:
+    def make(device: str) -> partial[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
         inputs = (normal(device, torch.float32, *shape) for shape in ((num_rows, logits), (3,), (logits,)))
         return partial(hc_sinkhorn, *inputs, iters=ITERS, eps=1e-6)
 

@@ -13,8 +13,8 @@ PHILOX_OPERATIONS = 100  # ten rounds of two wide products, exclusive ors and ke
 
 def _case(num_rows: int, sizes: Sizes) -> Case:
     def make(device: str) -> partial[torch.Tensor]:
-        numbers = (integers(device, 0, 1 << 20, torch.int64, num_rows) for _ in range(3))
-        return partial(gumbel_noise, *numbers, sizes.vocab_size)
+        seeds, hashes, positions = integers(device, 0, 1 << 20, torch.int64, 3, num_rows).unbind()
+        return partial(gumbel_noise, seeds, hashes, positions, sizes.vocab_size)
 
     return Case(
         op="sampling_noise",

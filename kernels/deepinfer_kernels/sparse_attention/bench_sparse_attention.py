@@ -40,12 +40,14 @@ def _case(num_rows: int, sizes: Sizes, is_prefill: bool) -> Case:
             slots = _decode_slots(device, num_rows, length)
             if is_prefill:
                 slots = _prefill_slots(device, num_rows, length, fmt is FORMATS[0])
-            lists += [record_cache(device, num_records, PAGE, width, fmt), slots]
+            lists.append((record_cache(device, num_records, PAGE, width, fmt), slots))
+        window, entries = lists
         angles = torch.rand(num_rows, pairs, device=device)
         return partial(
             sparse_attention,
             bf16(device, num_rows, heads, width),
-            *lists,
+            *window,
+            *entries,
             torch.zeros(heads, device=device),
             width**-0.5,
             window_format=FORMATS[0],
