@@ -128,7 +128,9 @@ class _Run:
         start_s = time.perf_counter() - start_s
         if plan["side"] == "ours":
             self._llm.apply_model(fill_packed_weights)
-        kv_tokens = int(self._llm.llm_engine.vllm_config.cache_config.kv_cache_size_tokens or 0)
+        config = self._llm.llm_engine.vllm_config
+        self._max_model_len = int(config.model_config.max_model_len)
+        kv_tokens = int(config.cache_config.kv_cache_size_tokens or 0)
         self._figures = Figures(side=plan["side"], start_s=start_s, kv_tokens=kv_tokens)
         self._prefill_rate = 0.0
         self._write()
@@ -138,7 +140,10 @@ class _Run:
 
     def _refusal(self, case: Case) -> str | None:
         """Why a case cannot be timed, or None."""
-        needed = case.num_requests * (case.context + SLACK_TOKENS)
+        length = case.context + (1 if case.is_prefill else case.new_tokens + SLACK_TOKENS)
+        if length > self._max_model_len:
+            return f"needs requests of {length} tokens, max_model_len is {self._max_model_len}"
+        needed = case.num_requests * length
         if needed > self._figures.kv_tokens:
             return f"needs {needed} cached tokens, the cache holds {self._figures.kv_tokens}"
         left_s = self._end_s - time.perf_counter()
