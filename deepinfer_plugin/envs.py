@@ -8,13 +8,15 @@ from __future__ import annotations
 import difflib
 import os
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 from deepinfer_plugin.errors import PlatformError, SettingError
 from deepinfer_plugin.value_kinds import FALSE, FLAG, LOOKS_FALSE
-from deepinfer_plugin.variables import FAMILIES, PREFIX, VARIABLES, Family, Variable
+from deepinfer_plugin.variables import FAMILIES, JIT_CACHE_DIR, PREFIX, VARIABLES, Family, Variable
 
 _BY_NAME = {variable.name: variable for variable in VARIABLES}
 
@@ -158,6 +160,37 @@ def child_environment(overrides: Mapping[str, str | None] | None = None) -> dict
         else:
             environment[name] = value
     return environment
+
+
+TRITON_CACHE_SWITCH = "TRITON_CACHE_DIR"
+
+
+def use_kernel_cache(folder: Path | None) -> None:
+    """Let Triton keep compiled kernels in ``folder``, for this process and its children; None leaves the choice to it.
+
+    Triton reads its variable whenever it looks for a kernel, so the moment does not matter.
+
+    Raises:
+        SettingError: the folder cannot be made or written, or Triton's own variable names another one.
+    """
+    if folder is None:
+        return
+    where = f"environment: {JIT_CACHE_DIR.name} is {str(folder)!r}"
+    wanted = str(folder.absolute())
+    found = os.environ.get(TRITON_CACHE_SWITCH)
+    if found is not None and found != wanted:
+        raise SettingError(
+            f"{where} and {TRITON_CACHE_SWITCH} is {found!r}, expected one folder of compiled kernels; unset one"
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise SettingError(
+            f"{where}, no folder that can be written ({error.strerror}), expected one; name another or unset it"
+        ) from None
+    os.environ[TRITON_CACHE_SWITCH] = wanted
 
 
 def _forget_compiled_triton() -> None:

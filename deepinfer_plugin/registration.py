@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 from typing import TYPE_CHECKING
 
-from deepinfer_plugin import compat, envs
+from deepinfer_plugin import compat, envs, variables
 from deepinfer_plugin.errors import PlatformError
 from deepinfer_plugin.platforms.detect import current_decision
 from deepinfer_plugin.settings import Accelerator, Settings
@@ -52,6 +52,7 @@ def register_all() -> None:
                 decision.why,
             )
         return
+    envs.use_kernel_cache(settings[variables.JIT_CACHE_DIR])
     owner = _register_model()
     _register_checks()
     if owner.split(".")[0] not in ("", "vllm", "deepinfer_plugin"):

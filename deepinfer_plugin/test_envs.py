@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -145,3 +146,31 @@ def test_a_variable_is_set_only_to_a_value_inside_its_rule(monkeypatch: pytest.M
     with pytest.raises(SettingError, match="DEEPINFER_ARITHMETIC is 's33'"):
         envs.set_variable("DEEPINFER_ARITHMETIC", "s33")
     assert Settings.from_envs().arithmetic is Arithmetic.S32
+
+
+def test_the_folder_of_compiled_kernels_is_made_and_handed_to_triton(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
+    envs.use_kernel_cache(None)
+    assert "TRITON_CACHE_DIR" not in envs.child_environment()
+    folder = tmp_path / "a" / "b"
+    for _ in range(2):  # a child process inherits both variables and does it again
+        envs.use_kernel_cache(folder)
+    assert folder.is_dir()
+    assert list(folder.iterdir()) == []
+    from triton import knobs
+
+    assert knobs.cache.dir == str(folder)
+    monkeypatch.delenv("TRITON_CACHE_DIR")
+
+
+def test_a_folder_that_cannot_hold_kernels_stops_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
+    (tmp_path / "file").touch()
+    with pytest.raises(SettingError, match=r"DEEPINFER_JIT_CACHE_DIR is '.*file', no folder that can be written"):
+        envs.use_kernel_cache(tmp_path / "file")
+    assert "TRITON_CACHE_DIR" not in envs.child_environment()
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/elsewhere")
+    with pytest.raises(SettingError, match="TRITON_CACHE_DIR is '/elsewhere', expected one folder"):
+        envs.use_kernel_cache(tmp_path)

@@ -226,9 +226,8 @@ JIT_CACHE_DIR = Variable(
     kind=FOLDER,
     default="",
     feature="F28",
-    not_built="TRITON_CACHE_DIR moves Triton's cache",
     changes_answers=False,
-    meaning="folder of compiled kernels",
+    meaning="folder of compiled kernels, made if missing; unset: Triton's own, `~/.triton/cache`",
 )
 
 VARIABLES: tuple[Variable[Any], ...] = tuple(value for value in list(vars().values()) if isinstance(value, Variable))

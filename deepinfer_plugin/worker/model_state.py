@@ -16,6 +16,7 @@ from vllm.v1.worker.gpu.states import RequestState
 
 from deepinfer_plugin.sampling.sampler import DeepInferSampler
 from deepinfer_plugin.worker.startup_proof import prove_forward, prove_sampler
+from deepinfer_plugin.worker.warm_up import warm_up
 
 if TYPE_CHECKING:
     from deepinfer_plugin.model.flash import DeepseekV41ForCausalLM
@@ -103,6 +104,8 @@ class DeepInferModelState(DefaultModelState):
         prove_forward(self.vllm_config, self.model, self.device)
         if self._sampler is not None:
             prove_sampler(self._sampler, self.model.config.vocab_size, self.device)
+        if self.device.type == "cuda":
+            warm_up(self.vllm_config, self.model, self.device)
 
     def prepare_inputs(self, input_batch: InputBatch, req_states: RequestState) -> dict[str, torch.Tensor | None]:
         inputs = super().prepare_inputs(input_batch, req_states)

@@ -1,5 +1,8 @@
 """Timing of operations against the floors of the card, measured in the same run.
 
+A bench module ``<op>/bench_<op>.py`` lists its cases as data; nothing is allocated until one is made, so that tests run
+the same cases at small sizes without a GPU. ``python -m deepinfer_kernels.bench_all`` runs all modules in one process.
+
 A case is timed as a replay of a CUDA graph that holds it several times, on inputs that together exceed the L2 cache, so
 that launch gaps are those of serving and weights come from memory. Bytes and operations are those the operation must
 move and do; the floors are a device-to-device copy (bytes read + written) and a bf16 product of 8192^3 through cuBLAS.
@@ -12,10 +15,13 @@ import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 
 import torch
+
+from deepinfer_kernels.bench_sizes import REAL, Sizes
 
 _COPY_BYTES = 2 << 30
 _MATMUL_SIZE = 8192
@@ -25,6 +31,29 @@ _WARMUP_RUNS = 2
 # Inputs of one case together; several times the 60 MB of L2.
 _ROTATION_BYTES = 256 << 20
 _MAX_ROTATION = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One call to time.
+
+    Attributes:
+        op: operation.
+        name: what tells the case from others of the operation.
+        num_bytes: what it must move: every input it needs and every result, once.
+        flops: what it must compute; additions and products each count one, an integer operation too.
+        make: builds fresh inputs on a device and returns the call.
+        is_gather: the call may hold more bytes than it must read, as a cache of which a list is read.
+        in_graph: whether serving replays it from a CUDA graph; the sampler runs outside.
+    """
+
+    op: str
+    name: str
+    num_bytes: int
+    flops: int
+    make: Callable[[str], Callable[[], object]]
+    is_gather: bool = False
+    in_graph: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +111,18 @@ def time_calls_s(calls: Sequence[Callable[[], object]]) -> tuple[float, float]:
     return statistics.median(times), max(times) - min(times)
 
 
+def time_eager_calls_s(calls: Sequence[Callable[[], object]]) -> tuple[float, float]:
+    """The same for calls that serving launches one by one; host time counts where it is the longer."""
+    num_calls = max(_MIN_CALLS_PER_GRAPH, len(calls))
+
+    def run() -> None:
+        for index in range(num_calls):
+            calls[index % len(calls)]()
+
+    times = [time / num_calls for time in _times_s(run)]
+    return statistics.median(times), max(times) - min(times)
+
+
 def measure_ceilings() -> Ceilings:
     """Copy bandwidth and bf16 matmul rate of the current device, on random data."""
     source = torch.randint(0, 256, (_COPY_BYTES,), dtype=torch.uint8, device="cuda")
@@ -101,23 +142,23 @@ def rotation(num_bytes: int) -> int:
     return max(1, min(_MAX_ROTATION, -(-_ROTATION_BYTES // max(num_bytes, 1))))
 
 
-def measure(
-    op: str, case: str, calls: Sequence[Callable[[], object]], *, num_bytes: int, flops: int, ceilings: Ceilings
-) -> Record:
-    """Time ``calls``, which do the same work on different inputs, and print one line."""
-    seconds, spread = time_calls_s(calls)
+def measure(case: Case, ceilings: Ceilings) -> Record:
+    """Time one case on inputs that take turns, and print one line."""
+    calls = [case.make("cuda") for _ in range(rotation(case.num_bytes))]
+    seconds, spread = time_calls_s(calls) if case.in_graph else time_eager_calls_s(calls)
     record = Record(
-        op=op,
-        case=case,
+        op=case.op,
+        case=case.name,
         time_us=seconds * 1e6,
         spread_us=spread * 1e6,
-        bytes=num_bytes,
-        flops=flops,
-        copy_ratio=num_bytes / seconds / ceilings.copy_bytes_per_s,
-        matmul_ratio=flops / seconds / ceilings.matmul_flops_per_s,
+        bytes=case.num_bytes,
+        flops=case.flops,
+        copy_ratio=case.num_bytes / seconds / ceilings.copy_bytes_per_s,
+        matmul_ratio=case.flops / seconds / ceilings.matmul_flops_per_s,
     )
     print(  # noqa: T201
-        f"{op:16} {case:44} {record.time_us:9.1f} us  copy {record.copy_ratio:5.2f}  matmul {record.matmul_ratio:5.2f}",
+        f"{case.op:16} {case.name:44} {record.time_us:9.1f} us  copy {record.copy_ratio:5.2f}  "
+        f"matmul {record.matmul_ratio:5.2f}",
         flush=True,
     )
     return record
@@ -128,25 +169,35 @@ def _revision() -> str:
     return answer.stdout.strip() or "unknown"
 
 
-def run_bench(op: str, cases: Callable[[Ceilings], list[Record]]) -> None:
-    """Entry point of a bench module: measure the floors, run the cases, write JSON where ``--json`` says."""
+def report(ceilings: Ceilings, records: Sequence[Record], **more: object) -> dict[str, object]:
+    """The JSON record of a run."""
+    return {
+        "revision": _revision(),
+        "torch": torch.__version__,
+        "triton": version("triton"),
+        "ceilings": asdict(ceilings),
+        "records": [asdict(record) for record in records],
+        **more,
+    }
+
+
+def print_ceilings(ceilings: Ceilings) -> None:
+    print(  # noqa: T201
+        f"{ceilings.device}: copy {ceilings.copy_bytes_per_s / 1e12:.2f} TB/s, "
+        f"bf16 matmul {ceilings.matmul_flops_per_s / 1e12:.0f} TFLOP/s",
+        flush=True,
+    )
+
+
+def run_bench(op: str, cases: Callable[[Sizes], list[Case]]) -> None:
+    """Entry point of a bench module: measure the floors, time the cases, write JSON where ``--json`` says."""
     parser = argparse.ArgumentParser(prog=f"python -m deepinfer_kernels.{op}.bench_{op}")
     parser.add_argument("--json", type=Path, help="file for the records")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("no NVIDIA GPU: torch.cuda.is_available() is False; run it on a GPU host")
     ceilings = measure_ceilings()
-    print(  # noqa: T201
-        f"{ceilings.device}: copy {ceilings.copy_bytes_per_s / 1e12:.2f} TB/s, "
-        f"bf16 matmul {ceilings.matmul_flops_per_s / 1e12:.0f} TFLOP/s",
-        flush=True,
-    )
-    records = cases(ceilings)
+    print_ceilings(ceilings)
+    records = [measure(case, ceilings) for case in cases(REAL)]
     if arguments.json is not None:
-        content = {
-            "revision": _revision(),
-            "torch": torch.__version__,
-            "ceilings": asdict(ceilings),
-            "records": [asdict(record) for record in records],
-        }
-        arguments.json.write_text(json.dumps(content, indent=1))
+        arguments.json.write_text(json.dumps(report(ceilings, records), indent=1))

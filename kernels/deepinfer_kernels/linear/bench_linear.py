@@ -1,88 +1,81 @@
-"""Bench of the linear layers at the shapes of DeepSeek-V4.1-Flash: ``python -m deepinfer_kernels.linear.bench_linear``.
+"""Bench of the linear layers; the time includes quantising the rows.
 
-Ratios count the packed weight, its scales, the rows and the result; the time includes quantising the rows.
+Run with ``python -m deepinfer_kernels.linear.bench_linear``.
 """
 
-from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 
-from deepinfer_kernels.bench import Ceilings, Record, measure, rotation, run_bench
+from deepinfer_kernels.bench import Case, run_bench
+from deepinfer_kernels.bench_sizes import Sizes, bf16, integers
 from deepinfer_kernels.linear import grouped_linear, linear, mxfp8_linear
 
-Calls = Sequence[Callable[[], object]]
 
-NARROW_ROWS = (1, 16, 64)
-WIDE_ROWS = (256, 4096)
-# name: outputs, K
-MXFP8_SHAPES = {
-    "wq_a": (1280, 5120),
-    "wq_b": (32768, 1280),
-    "wkv": (512, 5120),
-    "wo_b": (5120, 8192),
-    "shared w1": (2304, 5120),
-    "shared w2": (5120, 2304),
-}
-PLAIN_SHAPES = {"head": (129280, 5120), "compressor": (512, 5120), "router": (384, 5120)}
-GROUPED_SHAPE = (8, 1024, 4096)  # wo_a: groups, outputs of a group, K of a group
-HEAD_ROWS_LIMIT = 256  # the head sees sampled rows only
+def _packed(device: str, num_out: int, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
+    scale = integers(device, 116, 124, torch.uint8, num_out // 32, depth // 32)
+    return bf16(device, num_out, depth).to(torch.float8_e4m3fn), scale
 
 
-def _codes(*shape: int) -> torch.Tensor:
-    return torch.randn(shape, device="cuda").to(torch.float8_e4m3fn)
+def _mxfp8(name: str, num_rows: int, num_out: int, depth: int) -> Case:
+    def make(device: str) -> partial[torch.Tensor]:
+        x, (weight, scale) = bf16(device, num_rows, depth), _packed(device, num_out, depth)
+        return partial(mxfp8_linear, x, weight, scale, out_dtype=torch.bfloat16, quantize_input=True)
+
+    return Case(
+        op="mxfp8_linear",
+        name=f"{name} [{num_out} x {depth}] {num_rows} rows",
+        num_bytes=num_out * depth + num_out * depth // 1024 + 2 * num_rows * (depth + num_out),
+        flops=2 * num_rows * num_out * depth,
+        make=make,
+    )
 
 
-def _scales(*shape: int) -> torch.Tensor:
-    return torch.randint(116, 124, shape, device="cuda", dtype=torch.uint8)
+def _grouped(num_rows: int, groups: int, num_out: int, depth: int) -> Case:
+    def make(device: str) -> partial[torch.Tensor]:
+        x, (weight, scale) = bf16(device, num_rows, groups, depth), _packed(device, groups * num_out, depth)
+        return partial(grouped_linear, x, weight, scale, out_dtype=torch.bfloat16)
+
+    weights = groups * num_out * depth
+    return Case(
+        op="grouped_linear",
+        name=f"wo_a {groups} x [{num_out} x {depth}] {num_rows} rows",
+        num_bytes=weights + weights // 1024 + 2 * num_rows * groups * (depth + num_out),
+        flops=2 * num_rows * weights,
+        make=make,
+    )
 
 
-def _mxfp8_case(num_rows: int, num_out: int, depth: int) -> tuple[Calls, int]:
-    sets = rotation(num_out * depth)
-    weights = [(_codes(num_out, depth), _scales(num_out // 32, depth // 32)) for _ in range(sets)]
-    x = torch.randn(num_rows, depth, device="cuda", dtype=torch.bfloat16)
-    calls = [partial(mxfp8_linear, x, w, s, out_dtype=torch.bfloat16, quantize_input=True) for w, s in weights]
-    return calls, num_out * depth * 1025 // 1024 + 2 * num_rows * (depth + num_out)
+def _plain(name: str, num_rows: int, num_out: int, depth: int) -> Case:
+    def make(device: str) -> partial[torch.Tensor]:
+        return partial(linear, bf16(device, num_rows, depth), bf16(device, num_out, depth), out_dtype=torch.float32)
+
+    return Case(
+        op="linear",
+        name=f"{name} [{num_out} x {depth}] {num_rows} rows",
+        num_bytes=2 * num_out * depth + num_rows * (2 * depth + 4 * num_out),
+        flops=2 * num_rows * num_out * depth,
+        make=make,
+    )
 
 
-def _grouped_case(num_rows: int) -> tuple[Calls, int]:
-    groups, num_out, depth = GROUPED_SHAPE
-    weights = [
-        (_codes(groups * num_out, depth), _scales(groups * num_out // 32, depth // 32))
-        for _ in range(rotation(groups * num_out * depth))
-    ]
-    x = torch.randn(num_rows, groups, depth, device="cuda", dtype=torch.bfloat16)
-    calls = [partial(grouped_linear, x, w, s, out_dtype=torch.bfloat16) for w, s in weights]
-    return calls, groups * num_out * depth * 1025 // 1024 + 2 * num_rows * groups * (depth + num_out)
-
-
-def _plain_case(num_rows: int, num_out: int, depth: int) -> tuple[Calls, int]:
-    weights = [
-        torch.randn(num_out, depth, device="cuda", dtype=torch.bfloat16) for _ in range(rotation(2 * num_out * depth))
-    ]
-    x = torch.randn(num_rows, depth, device="cuda", dtype=torch.bfloat16)
-    calls = [partial(linear, x, w, out_dtype=torch.float32) for w in weights]
-    return calls, 2 * num_out * depth + num_rows * (2 * depth + 4 * num_out)
-
-
-def cases(ceilings: Ceilings) -> list[Record]:
-    """All shapes, few and many rows."""
-    records = []
-
-    def add(op: str, name: str, num_rows: int, made: tuple[Calls, int], weights: int) -> None:
-        calls, num_bytes = made
-        flops = 2 * num_rows * weights
-        records.append(measure(op, f"{name} M={num_rows}", calls, num_bytes=num_bytes, flops=flops, ceilings=ceilings))
-
-    for num_rows in (*NARROW_ROWS, *WIDE_ROWS):
-        for name, (num_out, depth) in MXFP8_SHAPES.items():
-            add("mxfp8_linear", name, num_rows, _mxfp8_case(num_rows, num_out, depth), num_out * depth)
-        groups, num_out, depth = GROUPED_SHAPE
-        add("grouped_linear", "wo_a", num_rows, _grouped_case(num_rows), groups * num_out * depth)
-        for name, (num_out, depth) in PLAIN_SHAPES.items():
-            if name != "head" or num_rows <= HEAD_ROWS_LIMIT:
-                add("linear", name, num_rows, _plain_case(num_rows, num_out, depth), num_out * depth)
-    return records
+def cases(sizes: Sizes) -> list[Case]:
+    """Every linear layer of a block, few and many rows, and the head on the rows it sees."""
+    hidden, heads_width = sizes.hidden_size, sizes.num_heads * sizes.head_dim
+    mxfp8 = {
+        "wq_b": (heads_width, sizes.q_lora_rank),
+        "wo_b": (hidden, sizes.o_groups * sizes.o_lora_rank),
+        "wq_a": (sizes.q_lora_rank, hidden),
+        "wkv": (sizes.head_dim, hidden),
+        "shared w1": (sizes.intermediate_size, hidden),
+        "shared w2": (hidden, sizes.intermediate_size),
+    }
+    found = [_plain("head", rows, sizes.vocab_size, hidden) for rows in sizes.head_rows]
+    for rows in sizes.rows:
+        found += [_mxfp8(name, rows, *shape) for name, shape in mxfp8.items()]
+        found.append(_grouped(rows, sizes.o_groups, sizes.o_lora_rank, heads_width // sizes.o_groups))
+        found.append(_plain("compressor", rows, sizes.head_dim, hidden))
+    return found
 
 
 if __name__ == "__main__":

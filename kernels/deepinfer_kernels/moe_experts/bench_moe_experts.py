@@ -1,63 +1,59 @@
-"""``python -m deepinfer_kernels.moe_experts.bench_moe_experts``: the experts at the width of DeepSeek-V4.1-Flash.
+"""Bench of the routed experts on random routes: ``python -m deepinfer_kernels.moe_experts.bench_moe_experts``."""
 
-With 384 experts (the model) and with 32 (a twelfth of them: one of twelve ranks, or the slice of the peer comparison).
-Bytes count the experts that rows chose, once; operations count real rows only, not the filling of tiles.
-"""
-
-from collections.abc import Callable
 from functools import partial
 
 import torch
 
-from deepinfer_kernels.bench import Ceilings, Record, measure, rotation, run_bench
+from deepinfer_kernels.bench import Case, run_bench
+from deepinfer_kernels.bench_sizes import Sizes, bf16, integers
 from deepinfer_kernels.moe_experts import moe_experts
 
-HIDDEN_SIZE, INTERMEDIATE_SIZE, TOP_K, LIMIT = 5120, 2304, 6, 10.0
-EXPERT_WEIGHTS = 3 * HIDDEN_SIZE * INTERMEDIATE_SIZE
-EXPERT_BYTES = EXPERT_WEIGHTS // 2 + EXPERT_WEIGHTS // 32
-CASES = ((384, (1, 8, 64, 256, 4096)), (32, (1, 16, 64, 256, 1024, 4096, 8192)))
+LIMIT = 10.0
 
 
-def _weights(num_experts: int) -> tuple[torch.Tensor, ...]:
-    def packed(*shape: int) -> torch.Tensor:
-        return torch.randint(0, 256, shape, device="cuda", dtype=torch.uint8)
+def _routes(num_tokens: int, num_experts: int, top_k: int) -> torch.Tensor:
+    """[num_tokens, top_k] int32 ascending experts, the same in every run."""
+    scores = torch.rand(num_tokens, num_experts, generator=torch.Generator().manual_seed(num_tokens))
+    return scores.topk(top_k, dim=1).indices.sort(dim=1).values.int()
 
-    def scale(*shape: int) -> torch.Tensor:
-        return torch.randint(114, 120, shape, device="cuda", dtype=torch.uint8)
 
-    return (
-        packed(num_experts, 2 * INTERMEDIATE_SIZE, HIDDEN_SIZE // 2),
-        scale(num_experts, 2 * INTERMEDIATE_SIZE, HIDDEN_SIZE // 32),
-        packed(num_experts, HIDDEN_SIZE, INTERMEDIATE_SIZE // 2),
-        scale(num_experts, HIDDEN_SIZE, INTERMEDIATE_SIZE // 32),
+def _weights(device: str, num_experts: int, num_out: int, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
+    packed = integers(device, 0, 256, torch.uint8, num_experts, num_out, depth // 2)
+    return packed, integers(device, 114, 120, torch.uint8, num_experts, num_out, depth // 32)
+
+
+def _case(num_experts: int, num_tokens: int, sizes: Sizes) -> Case:
+    hidden, inner, top_k = sizes.hidden_size, sizes.intermediate_size, sizes.top_k
+    routes = _routes(num_tokens, num_experts, top_k)
+    num_chosen = int(torch.bincount(routes.flatten()).count_nonzero())
+    expert_weights = 3 * hidden * inner
+
+    def make(device: str) -> partial[torch.Tensor]:
+        return partial(
+            moe_experts,
+            bf16(device, num_tokens, hidden),
+            routes.to(device),
+            torch.rand(num_tokens, top_k, device=device),
+            *_weights(device, num_experts, 2 * inner, hidden),
+            *_weights(device, num_experts, hidden, inner),
+            limit=LIMIT,
+            quantize_input=True,
+        )
+
+    expert_bytes = expert_weights // 2 + expert_weights // 32
+    return Case(
+        op="moe_experts",
+        name=f"{num_experts} experts {num_tokens} tokens",
+        num_bytes=num_chosen * expert_bytes + num_tokens * (2 * hidden * (1 + top_k) + 8 * top_k),
+        flops=2 * num_tokens * top_k * expert_weights,
+        make=make,
+        is_gather=num_chosen < num_experts,
     )
 
 
-def _case(num_tokens: int, weights: tuple[torch.Tensor, ...]) -> tuple[list[Callable[[], object]], int]:
-    num_experts = weights[0].shape[0]
-    calls: list[Callable[[], object]] = []
-    num_chosen = 0
-    sets = rotation(min(num_experts, num_tokens * TOP_K) * EXPERT_BYTES)
-    for _ in range(sets):
-        x = torch.randn(num_tokens, HIDDEN_SIZE, device="cuda", dtype=torch.bfloat16)
-        chosen = torch.rand(num_tokens, num_experts, device="cuda").argsort(dim=1)[:, :TOP_K].sort(dim=1).values.int()
-        topk_weights = torch.rand(num_tokens, TOP_K, device="cuda")
-        num_chosen += int(torch.bincount(chosen.flatten(), minlength=num_experts).count_nonzero())
-        calls.append(partial(moe_experts, x, chosen, topk_weights, *weights, limit=LIMIT, quantize_input=True))
-    return calls, num_chosen // sets * EXPERT_BYTES + 2 * num_tokens * HIDDEN_SIZE * (1 + TOP_K)
-
-
-def cases(ceilings: Ceilings) -> list[Record]:
-    """Both numbers of experts, few and many tokens."""
-    records = []
-    for num_experts, sizes in CASES:
-        weights = _weights(num_experts)
-        for num_tokens in sizes:
-            calls, num_bytes = _case(num_tokens, weights)
-            flops = 2 * num_tokens * TOP_K * EXPERT_WEIGHTS
-            name = f"{num_experts} experts T={num_tokens}"
-            records.append(measure("moe_experts", name, calls, num_bytes=num_bytes, flops=flops, ceilings=ceilings))
-    return records
+def cases(sizes: Sizes) -> list[Case]:
+    """Bytes count the experts that rows chose, once; operations count real rows, not the filling of tiles."""
+    return [_case(num_experts, tokens, sizes) for num_experts, counts in sizes.experts for tokens in counts]
 
 
 if __name__ == "__main__":

@@ -1,32 +1,39 @@
-"""Bench of the router at the width of DeepSeek-V4.1-Flash: ``python -m deepinfer_kernels.moe_gate.bench_moe_gate``."""
+"""Bench of the router, the product with its weight included.
+
+Run with ``python -m deepinfer_kernels.moe_gate.bench_moe_gate``.
+"""
 
 from functools import partial
 
 import torch
 
-from deepinfer_kernels.bench import Ceilings, Record, measure, rotation, run_bench
+from deepinfer_kernels.bench import Case, run_bench
+from deepinfer_kernels.bench_sizes import Sizes, bf16
 from deepinfer_kernels.moe_gate import moe_gate
 
-HIDDEN_SIZE, NUM_EXPERTS, TOP_K, SCALING = 5120, 384, 6, 1.5
-SIZES = (1, 64, 4096)
+SCALING = 1.5
 
 
-def cases(ceilings: Ceilings) -> list[Record]:
-    """Few and many tokens; the product with the router's weight included."""
-    records = []
-    for num_tokens in SIZES:
-        num_bytes = 2 * HIDDEN_SIZE * (NUM_EXPERTS + num_tokens) + 8 * num_tokens * TOP_K
-        calls = []
-        for _ in range(rotation(num_bytes)):
-            x = torch.randn(num_tokens, HIDDEN_SIZE, device="cuda", dtype=torch.bfloat16)
-            weight = torch.randn(NUM_EXPERTS, HIDDEN_SIZE, device="cuda", dtype=torch.bfloat16) / HIDDEN_SIZE**0.5
-            bias = torch.randn(NUM_EXPERTS, device="cuda") / 10
-            calls.append(partial(moe_gate, x, weight, bias, top_k=TOP_K, scaling=SCALING))
-        flops = 2 * num_tokens * HIDDEN_SIZE * NUM_EXPERTS
-        records.append(
-            measure("moe_gate", f"T={num_tokens}", calls, num_bytes=num_bytes, flops=flops, ceilings=ceilings)
-        )
-    return records
+def _case(num_rows: int, sizes: Sizes) -> Case:
+    width, experts = sizes.hidden_size, sizes.num_experts
+
+    def make(device: str) -> partial[tuple[torch.Tensor, torch.Tensor]]:
+        bias = torch.randn(experts, device=device) / 10
+        weight = bf16(device, experts, width) / width**0.5
+        return partial(moe_gate, bf16(device, num_rows, width), weight, bias, top_k=sizes.top_k, scaling=SCALING)
+
+    return Case(
+        op="moe_gate",
+        name=f"{num_rows} rows",
+        num_bytes=2 * width * (experts + num_rows) + 4 * experts + 8 * num_rows * sizes.top_k,
+        flops=2 * num_rows * width * experts,
+        make=make,
+    )
+
+
+def cases(sizes: Sizes) -> list[Case]:
+    """Few and many tokens."""
+    return [_case(rows, sizes) for rows in sizes.rows]
 
 
 if __name__ == "__main__":

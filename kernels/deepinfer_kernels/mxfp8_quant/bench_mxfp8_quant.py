@@ -2,37 +2,35 @@
 
 from functools import partial
 
-import torch
-
-from deepinfer_kernels.bench import Ceilings, Record, measure, rotation, run_bench
+from deepinfer_kernels.bench import Case, run_bench
+from deepinfer_kernels.bench_sizes import Sizes, bf16
 from deepinfer_kernels.mxfp8_quant import mxfp8_fake_quant, mxfp8_quant
 
-SHAPES = ((64, 5120), (4096, 5120), (65536, 512))
+
+def _cases(num_rows: int, width: int) -> list[Case]:
+    values = num_rows * width
+    packed = num_rows * (width + width // 32)
+    return [
+        Case(
+            op="mxfp8_quant",
+            name=f"to codes {num_rows} x {width}",
+            num_bytes=2 * values + packed,
+            flops=3 * values,
+            make=lambda device: partial(mxfp8_quant, bf16(device, num_rows, width)),
+        ),
+        Case(
+            op="mxfp8_quant",
+            name=f"and back {num_rows} x {width}",
+            num_bytes=4 * values,
+            flops=4 * values,
+            make=lambda device: partial(mxfp8_fake_quant, bf16(device, num_rows, width)),
+        ),
+    ]
 
 
-def cases(ceilings: Ceilings) -> list[Record]:
-    """Rows of hidden states, few and many, and rows of one record; to codes, and to codes and back."""
-    records = []
-    for num_rows, width in SHAPES:
-        inputs = [
-            torch.randn(num_rows, width, device="cuda", dtype=torch.bfloat16)
-            for _ in range(rotation(4 * num_rows * width))
-        ]
-        for name, call, row_bytes in (
-            ("to codes", mxfp8_quant, 2 * width + width + width // 32),
-            ("and back", mxfp8_fake_quant, 4 * width),
-        ):
-            records.append(
-                measure(
-                    "mxfp8_quant",
-                    f"{num_rows} x {width} {name}",
-                    [partial(call, x) for x in inputs],
-                    num_bytes=num_rows * row_bytes,
-                    flops=num_rows * width,
-                    ceilings=ceilings,
-                )
-            )
-    return records
+def cases(sizes: Sizes) -> list[Case]:
+    """Hidden states to codes, and to codes and back."""
+    return [case for rows in sizes.rows for case in _cases(rows, sizes.hidden_size)]
 
 
 if __name__ == "__main__":

@@ -1,73 +1,80 @@
-"""Bench of attention, run with ``python -m deepinfer_kernels.sparse_attention.bench_sparse_attention``.
+"""Bench of attention: decoding rows with lists of their own, and the rows of one prompt.
 
-Decode: every row lists 128 window and 512 compressed records of its own. Prefill: rows of a chunk share their records.
-Bytes are queries, result and, for decode, every listed record; operations are both products over all 640 slots.
+Run with ``python -m deepinfer_kernels.sparse_attention.bench_sparse_attention``.
 """
 
 from functools import partial
 
 import torch
 
-from deepinfer_kernels.bench import Ceilings, Record, measure, rotation, run_bench
-from deepinfer_kernels.kv_store import RecordFormat, store_records
-from deepinfer_kernels.sparse_attention.hopper_kernel import fits_hopper, sparse_attention_hopper
-from deepinfer_kernels.sparse_attention.reference import SlotList
-from deepinfer_kernels.sparse_attention.triton_kernel import sparse_attention_triton
+from deepinfer_kernels.bench import Case, run_bench
+from deepinfer_kernels.bench_sizes import Sizes, bf16, record_cache
+from deepinfer_kernels.kv_store import RecordFormat
+from deepinfer_kernels.sparse_attention import sparse_attention
 
-HEADS, HEAD_DIM, WINDOW, SELECTED = 64, 512, 128, 512
 PAGE = 64
-DECODE_ROWS = (1, 16, 64, 132, 256, 1024)
-PREFILL_ROWS = (4096,)
 FORMATS = (RecordFormat.MXFP8, RecordFormat.NVFP4)
+DECODE_ROWS = (1024, 132)  # many, and one row for each processor of the card
 
 
-def _cache(num_records: int, fmt: RecordFormat) -> torch.Tensor:
-    pages = -(-num_records // PAGE)
-    cache = torch.empty((pages, PAGE, fmt.record_bytes(HEAD_DIM)), dtype=torch.uint8, device="cuda")
-    slots = torch.arange(pages * PAGE, device="cuda")
-    for chunk in torch.split(slots, 1 << 17):
-        store_records(cache, chunk, torch.randn(len(chunk), HEAD_DIM, device="cuda"), fmt)
-    return cache
+def _decode_slots(device: str, num_rows: int, length: int) -> torch.Tensor:
+    return torch.arange(num_rows, device=device)[:, None] * length + torch.randperm(length, device=device)
 
 
-def _slots(num_rows: int, length: int, is_prefill: bool) -> torch.Tensor:
-    row = torch.arange(num_rows, device="cuda")[:, None]
-    if not is_prefill:
-        return row * length + torch.randperm(length, device="cuda")
-    if length == WINDOW:
-        slots = row - (WINDOW - 1) + torch.arange(WINDOW, device="cuda")
+def _prefill_slots(device: str, num_rows: int, length: int, is_window: bool) -> torch.Tensor:
+    row = torch.arange(num_rows, device=device)[:, None]
+    if is_window:
+        slots = row - (length - 1) + torch.arange(length, device=device)
         return slots.masked_fill(slots < 0, -1)
-    chosen = torch.rand(num_rows, num_rows, device="cuda").topk(length, dim=1).indices
-    return chosen.sort(dim=1).values
+    return torch.rand(num_rows, num_rows, device=device).topk(length, dim=1).indices.sort(dim=1).values
 
 
-def cases(ceilings: Ceilings) -> list[Record]:
-    """Decode and prefill sizes with the table of tiles."""
-    records = []
-    for num_rows, is_prefill in [(n, False) for n in DECODE_ROWS] + [(n, True) for n in PREFILL_ROWS]:
+def _case(num_rows: int, sizes: Sizes, is_prefill: bool) -> Case:
+    heads, width, lengths = sizes.num_heads, sizes.head_dim, (sizes.sliding_window, sizes.index_topk)
+    pairs = sizes.rotary_dim // 2
+
+    def make(device: str) -> partial[torch.Tensor]:
         lists = []
-        for length, fmt in zip((WINDOW, SELECTED), FORMATS, strict=True):
-            cache = _cache(num_rows if is_prefill else num_rows * length, fmt)
-            lists.append(SlotList(kv_cache=cache, slots=_slots(num_rows, length, is_prefill), fmt=fmt))
-        sink = torch.zeros(HEADS, device="cuda")
-        angles = torch.rand(num_rows, 32, device="cuda")
-        per_row = 4 * HEADS * HEAD_DIM
-        if not is_prefill:
-            per_row += WINDOW * FORMATS[0].record_bytes(HEAD_DIM) + SELECTED * FORMATS[1].record_bytes(HEAD_DIM)
-        copies = 1 if is_prefill else rotation(num_rows * per_row)
-        caches = [
-            [SlotList(kv_cache=p.kv_cache.clone(), slots=p.slots, fmt=p.fmt) for p in lists] for _ in range(copies)
-        ]
-        q = torch.randn(num_rows, HEADS, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
-        attend = sparse_attention_hopper if fits_hopper(q, lists) else sparse_attention_triton
-        calls = [
-            partial(attend, q, parts, sink, HEAD_DIM**-0.5, cos=angles.cos(), sin=angles.sin()) for parts in caches
-        ]
-        flops = num_rows * 4 * HEADS * HEAD_DIM * (WINDOW + SELECTED)
-        name = f"{'prefill' if is_prefill else 'decode'} {num_rows} rows"
-        case = measure("sparse_attention", name, calls, num_bytes=num_rows * per_row, flops=flops, ceilings=ceilings)
-        records.append(case)
-    return records
+        for length, fmt in zip(lengths, FORMATS, strict=True):
+            num_records = num_rows if is_prefill else num_rows * length
+            slots = _decode_slots(device, num_rows, length)
+            if is_prefill:
+                slots = _prefill_slots(device, num_rows, length, fmt is FORMATS[0])
+            lists.append((record_cache(device, num_records, PAGE, width, fmt), slots))
+        window, entries = lists
+        angles = torch.rand(num_rows, pairs, device=device)
+        return partial(
+            sparse_attention,
+            bf16(device, num_rows, heads, width),
+            *window,
+            *entries,
+            torch.zeros(heads, device=device),
+            width**-0.5,
+            window_format=FORMATS[0],
+            compressed_format=FORMATS[1],
+            round_p=True,
+            cos=angles.cos(),
+            sin=angles.sin(),
+        )
+
+    records = sum(length * fmt.record_bytes(width) for length, fmt in zip(lengths, FORMATS, strict=True))
+    shared = sum(fmt.record_bytes(width) for fmt in FORMATS)  # a prompt's rows list each other's records
+    row_bytes = 4 * heads * width + 8 * sum(lengths) + 8 * pairs + (shared if is_prefill else records)
+    return Case(
+        op="sparse_attention",
+        name=f"{'prefill' if is_prefill else 'decode'} {num_rows} rows",
+        num_bytes=num_rows * row_bytes + 4 * heads,
+        flops=num_rows * 4 * heads * width * sum(lengths),
+        make=make,
+        is_gather=True,
+    )
+
+
+def cases(sizes: Sizes) -> list[Case]:
+    """Decoding rows read every record they list; a prompt's records count once, and it is longer than a selection."""
+    most = max(sizes.rows)
+    decode = (*(rows for rows in sizes.rows if rows < most), *(rows for rows in DECODE_ROWS if rows < most))
+    return [*(_case(rows, sizes, False) for rows in decode), _case(most, sizes, True)]
 
 
 if __name__ == "__main__":

@@ -1,0 +1,54 @@
+"""Bench of the index scores: ``python -m deepinfer_kernels.indexer_logits.bench_indexer_logits``."""
+
+from functools import partial
+
+import torch
+
+from deepinfer_kernels.bench import Case, run_bench
+from deepinfer_kernels.bench_sizes import Sizes, bf16, integers
+from deepinfer_kernels.indexer_logits import indexer_logits
+from deepinfer_kernels.kv_store import RecordFormat
+
+PAGE = 64
+
+
+def _case(num_reqs: int, rows: int, entries: int, sizes: Sizes) -> Case:
+    heads, width, fmt = sizes.index_heads, sizes.index_dim, RecordFormat.MXFP4
+    pages = -(-entries // PAGE)
+    # A prompt's rows see more and more entries, decoding rows all of them.
+    visible = [entries * (row + 1) // rows for row in range(rows)] * num_reqs
+
+    def make(device: str) -> partial[torch.Tensor]:
+        cache = integers(device, 0, 256, torch.uint8, num_reqs * pages, PAGE, fmt.record_bytes(width))
+        cache.flatten(1)[:, PAGE * fmt.value_bytes(width) :] = 127
+        return partial(
+            indexer_logits,
+            integers(device, -6, 7, torch.int32, num_reqs * rows, heads, width).bfloat16() / 4,
+            bf16(device, num_reqs * rows, heads),
+            cache,
+            torch.randperm(num_reqs * pages, device=device).view(num_reqs, pages).int(),
+            torch.arange(num_reqs, dtype=torch.int32, device=device).repeat_interleave(rows),
+            torch.tensor(visible, device=device),
+            entries,
+            fmt=fmt,
+            entries_per_block=PAGE,
+            round_bf16=True,
+        )
+
+    row_bytes = 2 * heads * (width + 1) + 12 + 4 * entries
+    return Case(
+        op="indexer_logits",
+        name=f"{num_reqs} x {rows} rows, {entries} entries",
+        num_bytes=num_reqs * (pages * (PAGE * fmt.record_bytes(width) + 4) + rows * row_bytes),
+        flops=2 * heads * width * sum(visible),
+        make=make,
+    )
+
+
+def cases(sizes: Sizes) -> list[Case]:
+    """Keys count once per request, however many rows read them."""
+    return [_case(*shape, sizes) for shape in sizes.entries]
+
+
+if __name__ == "__main__":
+    run_bench("indexer_logits", cases)
