@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vllm.config.compilation import CUDAGraphMode
 from vllm.logger import init_logger
 from vllm.model_executor.models.config import DeepseekV4ForCausalLMConfig
 from vllm.platforms import current_platform
@@ -11,6 +10,7 @@ from vllm.platforms import current_platform
 from deepinfer_plugin import envs
 from deepinfer_plugin.errors import ConfigError, SettingError
 from deepinfer_plugin.model.config import ModelConfig
+from deepinfer_plugin.model.graphs import graph_mode
 from deepinfer_plugin.model.weights import check_checkpoint, check_tokenizer
 from deepinfer_plugin.sampling import front_end
 
@@ -51,11 +51,8 @@ class DeepseekV41Checks(DeepseekV4ForCausalLMConfig):
             logger.info("SWA bounded replay is off: window KV is cached with the prefix and a hit is exact")
         front_end.install()
         compilation = vllm_config.compilation_config
-        if current_platform.is_cuda() and not vllm_config.model_config.enforce_eager:
-            # decode in full graphs; a prefill step is long enough that launches hide behind it
-            compilation.cudagraph_mode = CUDAGraphMode.FULL_DECODE_ONLY
-        else:
-            compilation.cudagraph_mode = CUDAGraphMode.NONE
+        has_graphs = current_platform.is_cuda() and not vllm_config.model_config.enforce_eager
+        compilation.cudagraph_mode = graph_mode(compilation.cudagraph_mode, has_graphs=has_graphs)
 
 
 def refuse_unbuilt() -> None:
