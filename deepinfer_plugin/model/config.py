@@ -31,15 +31,6 @@ _NO_ENGRAM: Mapping[str, Any] = {
 }
 _VLLM_QUANT_METHOD = "deepseek_v4_fp8"  # vLLM writes this word over "fp8" while it resolves its own method
 
-# Words that a model without Engram layers may leave out: nothing reads them then.
-_NO_ENGRAM: Mapping[str, object] = {
-    "engram_num_embeddings": [],
-    "engram_vocab_size": 1,
-    "engram_max_ngram_size": 2,
-    "engram_n_heads": 1,
-    "engram_head_dim": 32,
-    "engram_pad_token_id": 0,
-}
 _TOP_FIELDS = ("dtype", "bos_token_id", "eos_token_id", "pad_token_id", "image_token_id")
 # Words of text_config that say nothing about the forward pass, or that are checked and not kept.
 _KNOWN_TEXT_WORDS = frozenset({"model_type", "initializer_range", "use_cache", "expert_dtype", "dtype", "rope_scaling"})
@@ -273,8 +264,6 @@ class ModelConfig:
     @classmethod
     def _build(cls, nested: Mapping[str, Any]) -> ModelConfig:
         text = section(nested, "text_config")
-        if text.get("engram_layer_ids") == []:
-            text = {**_NO_ENGRAM, "engram_compressed_vocab_size": text.get("vocab_size"), **text}
         check_switches(text)
         if text.get("engram_layer_ids") in ([], ()):
             text = {**_NO_ENGRAM, **text}

@@ -1,5 +1,6 @@
 """Which passes warm the kernels up, and what the log says meanwhile; no GPU and no engine."""
 
+import time
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -45,7 +46,7 @@ def test_no_pass_is_larger_than_a_step_or_a_context() -> None:
 
 def test_the_log_counts_passes_kernels_and_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(0, 1000, 3))
-    monkeypatch.setattr(module.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
     compiled: list[str] = []
     done: list[Pass] = []
 
