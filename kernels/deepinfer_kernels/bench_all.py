@@ -21,7 +21,7 @@ from deepinfer_kernels.bench_sizes import REAL, Sizes
 
 _BUDGET_S = 200.0
 _QUICK_CASES = 2  # of every operation
-_SHARE = 3.0  # an operation may take this many times its even share of what is left
+_SHARE = 2.0  # an operation may take so many times the part of what is left that its cases are of those left
 
 
 def bench_ops() -> tuple[str, ...]:
@@ -49,10 +49,10 @@ class Run:
         self.num_failed = 0
         self._end_s = time.monotonic() + budget_s
 
-    def measure_op(self, cases: Sequence[Case], num_ops_left: int) -> None:
-        """Time the cases of one operation within its share of what is left of the budget."""
+    def measure_op(self, cases: Sequence[Case], num_cases_left: int) -> None:
+        """Time the cases of one operation within its share of what is left of the budget; its own cases are left too."""
         now_s = time.monotonic()
-        share_s = (self._end_s - now_s) / max(num_ops_left, 1) * _SHARE
+        share_s = (self._end_s - now_s) * len(cases) / num_cases_left * _SHARE
         stop_s = min(now_s + share_s, self._end_s)
         for case in cases:
             if time.monotonic() > stop_s:
@@ -103,9 +103,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run = Run(ceilings, parsed.out, parsed.budget_s - (time.monotonic() - begin_s))
     code = 0
     try:
-        for index, op in enumerate(parsed.only):
-            cases = cases_of(op, REAL)
-            run.measure_op(cases[:_QUICK_CASES] if parsed.quick else cases, len(parsed.only) - index)
+        limit = _QUICK_CASES if parsed.quick else None
+        lists = [cases_of(op, REAL)[:limit] for op in parsed.only]
+        for index, cases in enumerate(lists):
+            run.measure_op(cases, sum(map(len, lists[index:])))
             run.write()
     except KeyboardInterrupt:
         print("interrupted; what was measured is kept")

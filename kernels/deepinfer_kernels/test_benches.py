@@ -1,6 +1,7 @@
 """The benches without a GPU: their cases run at small sizes, and their counts are what the tensors hold."""
 
 import json
+import time
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from deepinfer_kernels import bench_all
 from deepinfer_kernels.bench import Case, Ceilings, Record, report
 from deepinfer_kernels.bench_all import bench_ops, cases_of, main
 from deepinfer_kernels.bench_plot import roofline
@@ -98,6 +100,39 @@ def test_a_report_is_json_and_says_what_was_not_run() -> None:
     content = json.loads(json.dumps(report(_CEILINGS, [_record("rope", 1)], not_run=[{"op": "x"}])))
     assert content["records"][0]["op"] == "rope"
     assert content["not_run"] == [{"op": "x"}]
+
+
+def _case(name: str) -> Case:
+    return Case(op="rope", name=name, num_bytes=1000, flops=10, make=lambda device: partial(int))
+
+
+def test_a_case_beyond_the_share_and_one_that_fails_are_listed_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(0, 1000, 10))
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+
+    def measured(case: Case, ceilings: Ceilings) -> Record:
+        if case.name == "broken":
+            raise RuntimeError("no kernel")
+        return _record(case.op, 50)
+
+    monkeypatch.setattr(bench_all, "measure", measured)
+    run = bench_all.Run(_CEILINGS, tmp_path, 100.0)  # looks at the clock, and every further look costs 10 s
+    run.measure_op([_case("first"), _case("broken"), _case("second"), _case("late"), _case("later")], 25)
+    run.write()
+    content = json.loads((tmp_path / "kernels.json").read_text())
+    # Five of 25 cases may take twice a fifth of the 90 s that are left: 36 s, or three looks.
+    used_up = "the operation's time was used up"
+    assert [record["op"] for record in content["records"]] == ["rope", "rope"]
+    assert content["not_run"] == [
+        {"op": "rope", "case": "broken", "why": "RuntimeError: no kernel"},
+        {"op": "rope", "case": "late", "why": used_up},
+        {"op": "rope", "case": "later", "why": used_up},
+    ]
+    assert run.num_failed == 1
+    assert (tmp_path / "roofline.svg").read_text(encoding="utf-8").count("<circle") == 2
 
 
 def test_an_unknown_operation_and_a_missing_gpu_are_errors_with_code_2(
