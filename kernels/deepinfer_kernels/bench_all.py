@@ -50,7 +50,7 @@ class Run:
         self._end_s = time.monotonic() + budget_s
 
     def measure_op(self, cases: Sequence[Case], num_cases_left: int) -> None:
-        """Time the cases of one operation within its share of the budget that is left; ``num_cases_left`` counts them."""
+        """Time the cases of one operation within its share of what is left; its own cases are among those left."""
         now_s = time.monotonic()
         share_s = (self._end_s - now_s) * len(cases) / num_cases_left * _SHARE
         stop_s = min(now_s + share_s, self._end_s)
