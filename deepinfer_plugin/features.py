@@ -67,7 +67,12 @@ ROWS: tuple[Row, ...] = (
     _row("F25", "prefill context cap", NOT_BUILT, "--max-num-batched-tokens bounds a step"),
     _row("F26", "request encoding", ON, "vLLM's deepseek_v41 tokenizer mode; user text can form control tokens", VLLM),
     _row("F27", "evaluation and sweep", NOT_BUILT, "vllm bench serve works"),
-    _row("F28", "kernel cache root", ON, "compiled at start, kept in DEEPINFER_JIT_CACHE_DIR or ~/.triton/cache"),
+    _row(
+        "F28",
+        "kernel cache root",
+        ON,
+        "DEEPINFER_JIT_CACHE_DIR: all compiled at start; unset: when needed",
+    ),
     _row("X1", "images", NOT_BUILT, "text only; the vision tensors of a checkpoint are checked and not loaded"),
     _row("X2", "prefix caching", ON, "exact: a hit gives the bits of a full prefill; --no-enable-prefix-caching", VLLM),
 )

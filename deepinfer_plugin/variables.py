@@ -227,7 +227,8 @@ JIT_CACHE_DIR = Variable(
     default="",
     feature="F28",
     changes_answers=False,
-    meaning="folder of compiled kernels, made if missing; unset: Triton's own, `~/.triton/cache`",
+    meaning="folder of compiled kernels, made if missing; the start then compiles all that it lacks; unset: Triton's "
+    "own folder, and a kernel is compiled when it is first needed",
 )
 
 VARIABLES: tuple[Variable[Any], ...] = tuple(value for value in list(vars().values()) if isinstance(value, Variable))

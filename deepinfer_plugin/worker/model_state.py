@@ -14,7 +14,9 @@ from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 from vllm.v1.worker.gpu.states import RequestState
 
+from deepinfer_plugin import variables
 from deepinfer_plugin.sampling.sampler import DeepInferSampler
+from deepinfer_plugin.settings import Settings
 from deepinfer_plugin.worker.startup_proof import prove_forward, prove_sampler
 from deepinfer_plugin.worker.warm_up import warm_up
 
@@ -104,7 +106,7 @@ class DeepInferModelState(DefaultModelState):
         prove_forward(self.vllm_config, self.model, self.device)
         if self._sampler is not None:
             prove_sampler(self._sampler, self.model.config.vocab_size, self.device)
-        if self.device.type == "cuda":
+        if self.device.type == "cuda" and Settings.from_envs()[variables.JIT_CACHE_DIR] is not None:
             warm_up(self.vllm_config, self.model, self.device)
 
     def prepare_inputs(self, input_batch: InputBatch, req_states: RequestState) -> dict[str, torch.Tensor | None]:

@@ -74,10 +74,8 @@ def test_compilations_count_and_cache_hits_do_not() -> None:
         knobs.compilation.listener = lambda **facts: heard.append(facts["cache_hit"])
         with counting_compilations() as compiled:
             for name, is_hit in (("first", False), ("second", True)):
-                metadata = {"name": name}
-                knobs.compilation.listener(
-                    src=SimpleNamespace(), metadata=metadata, metadata_group={}, times=None, cache_hit=is_hit
-                )
+                source = SimpleNamespace(name=name)
+                knobs.compilation.listener(src=source, metadata={}, metadata_group={}, times=None, cache_hit=is_hit)
         assert compiled == ["first"]
         assert heard == [False, True]
         assert knobs.compilation.listener is not None

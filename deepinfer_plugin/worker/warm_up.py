@@ -2,8 +2,9 @@
 
 A launcher chooses a kernel and a tile by the number of rows and by the width of the index scores, and Triton compiles
 one variant for 1, one for multiples of 16 and one for other integers. So a pass runs on both sides of every limit in
-the tables of ``tiling``, and one for every power of two of the context. Triton keeps what it compiled in its cache
-folder (``DEEPINFER_JIT_CACHE_DIR``), and a later start only loads it.
+the tables of ``tiling``, and one for every power of two of the context. That is some hundred kernels of a second each
+on a first start, so it is done where ``DEEPINFER_JIT_CACHE_DIR`` names a folder that keeps them; a later start only
+loads them.
 """
 
 import time
@@ -84,7 +85,7 @@ def counting_compilations() -> Iterator[list[str]]:
         if before is not None:
             before(**facts)
         if not facts["cache_hit"]:
-            compiled.append(str(facts["metadata"].get("name", "")))
+            compiled.append(str(getattr(facts["src"], "name", "kernel")))
 
     knobs.compilation.listener = listen
     try:
