@@ -38,7 +38,7 @@ def check(parallel: dict[str, Any] | None = None, **others: Any) -> None:
         "lora_config": None,
         **others,
     }
-    check_engine_options(SimpleNamespace(**config))  # type: ignore[arg-type]
+    check_engine_options(SimpleNamespace(**config))
 
 
 def test_the_default_options_are_served() -> None:
@@ -68,7 +68,7 @@ def test_a_sampler_of_somebody_else_is_refused() -> None:
 
     from deepinfer_plugin.sampling.sampler import DeepInferSampler
 
-    class WatermarkSampler(Sampler):  # type: ignore[misc]
+    class WatermarkSampler(Sampler):
         """What vLLM builds with watermarks on."""
 
     with pytest.raises(ConfigError, match="the model runner built WatermarkSampler, expected Sampler"):

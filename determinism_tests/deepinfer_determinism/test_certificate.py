@@ -145,6 +145,29 @@ def test_the_weights_of_a_small_checkpoint_are_hashed_by_name_and_seed() -> None
     assert first != certificate.weights_hash("nano:1", None)
 
 
+STORED = sorted((Path(certificate.__file__).parent / "certificates").glob("*.json"))
+
+
+def test_a_certificate_of_the_full_set_is_stored() -> None:
+    assert "cpu-nano.json" in [path.name for path in STORED]
+
+
+@pytest.mark.parametrize("path", STORED, ids=lambda path: path.name)
+def test_a_stored_certificate_holds(path: Path) -> None:
+    """Hash, schema and sums; and it is one of a full set that passed."""
+    value = certificate.read(path)
+    run = RunResult.from_json(value["run"])
+    assert value["summary"]["is_passed"]
+    assert value["summary"]["differences"] == 0
+    assert (run.depth, run.is_complete) == ("full", True)
+    assert run.rows_compared >= 200_000
+    assert run.seconds <= 3600
+    assert value["environment"]["weights_hash"] == certificate.weights_hash(run.checkpoint, None)
+    edited = json.loads(json.dumps(value))
+    edited["run"]["relations"][0]["rows_compared"] += 1
+    assert certificate.content_hash(edited) != value["content_hash"]
+
+
 class Tags(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
