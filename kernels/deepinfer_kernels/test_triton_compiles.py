@@ -121,14 +121,15 @@ def _compile(launch: Launch, capability: int) -> None:
     assert "cubin" in compiled.asm, launch.name
 
 
-def test_kernels_that_start_early_wait_before_they_read(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("capability", [90, 100])
+def test_kernels_that_start_early_wait_before_they_read(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in [module for name, module in sys.modules.items() if name.startswith("deepinfer_kernels.")]:
         if hasattr(module, "starts_early"):
             monkeypatch.setattr(module, "starts_early", lambda device: True)
     launches = [launch for launch in launches_of(_sublayers) if launch.options.get("launch_pdl")]
     assert len(launches) >= 10, "hardly anything starts early"
     for launch in launches:
-        text = compile_launch(launch, 90).asm["ptx"]
+        text = compile_launch(launch, capability).asm["ptx"]
         assert "griddepcontrol.wait" in text, launch.name
         reads = [at for at in (text.find("ld.global.v"), text.find("cp.async.c"), text.find("st.global")) if at >= 0]
         if launch.name not in ("_hc_norm_kernel", "_norm_latents_kernel"):  # they read the norm's weight before
