@@ -3,15 +3,19 @@
 import torch
 from torch import nn
 
+from deepinfer_kernels.attention_output import attention_output
+from deepinfer_kernels.hc_norm import SublayerInput
 from deepinfer_kernels.kv_store import store_records
+from deepinfer_kernels.latent_projections import latent_projections
 from deepinfer_kernels.rope import rope
 from deepinfer_kernels.sparse_attention import sparse_attention
 from deepinfer_plugin.cache.layers import CacheLayer
 from deepinfer_plugin.cache.specs import window_spec
 from deepinfer_plugin.model.compressor import Compressor
 from deepinfer_plugin.model.context import BuildContext
+from deepinfer_plugin.model.hyper_connection import Mix
 from deepinfer_plugin.model.indexer import Indexer, Selection
-from deepinfer_plugin.model.linear import GroupedQuantizedLinear, QuantizedLinear, RMSNorm, frozen
+from deepinfer_plugin.model.linear import PreparedLinear, QuantizedWeight, RMSNorm, frozen, place_in_one
 from deepinfer_plugin.model.step import Step
 
 
@@ -20,20 +24,21 @@ class Attention(nn.Module):
 
     def __init__(self, context: BuildContext, layer: int, prefix: str, kv_source: "Attention | None") -> None:
         super().__init__()
-        config, quantize = context.config, context.arithmetic.quantize
+        config = context.config
         heads, head_dim, groups = config.num_attention_heads, config.head_dim, config.o_groups
         self.num_heads, self.head_dim, self.num_groups = heads, head_dim, groups
         self.ratio = config.compress_ratios[layer]
-        self.records, self.arithmetic = context.records, context.arithmetic
+        self.records, self.arithmetic, self.side = context.records, context.arithmetic, context.side
         self.softmax_scale = head_dim**-0.5
         self.attn_sink = frozen(heads, dtype=torch.float32)
         self.q_norm = RMSNorm(config.q_lora_rank, config.rms_norm_eps)
         self.kv_norm = RMSNorm(head_dim, config.rms_norm_eps)
-        self.wq_a = QuantizedLinear(config.q_lora_rank, config.hidden_size, quantize_input=quantize)
-        self.wq_b = QuantizedLinear(heads * head_dim, config.q_lora_rank, quantize_input=quantize)
-        self.wkv = QuantizedLinear(head_dim, config.hidden_size, quantize_input=quantize)
-        self.wo_a = GroupedQuantizedLinear(groups, config.o_lora_rank, heads * head_dim // groups)
-        self.wo_b = QuantizedLinear(config.hidden_size, groups * config.o_lora_rank, quantize_input=quantize)
+        self.wq_a = QuantizedWeight(config.q_lora_rank, config.hidden_size)
+        self.wq_b = PreparedLinear(heads * head_dim, config.q_lora_rank)
+        self.wkv = QuantizedWeight(head_dim, config.hidden_size)
+        place_in_one(self.wq_a, self.wkv)
+        self.wo_a = QuantizedWeight(groups * config.o_lora_rank, heads * head_dim // groups)
+        self.wo_b = QuantizedWeight(config.hidden_size, groups * config.o_lora_rank)
         self.window = CacheLayer(
             context.vllm_config,
             f"{prefix}.window",
@@ -49,23 +54,30 @@ class Attention(nn.Module):
             self._entries = kv_source._entries
 
     def forward(
-        self, x: torch.Tensor, step: Step | None, selection: Selection | None
+        self,
+        given: SublayerInput,
+        streams: torch.Tensor,
+        mix: Mix,
+        step: Step | None,
+        selection: Selection | None,
     ) -> tuple[torch.Tensor, Selection | None]:
-        """Attend, and pass the selection on to the layers that share it.
+        """Attend, add the result to the streams, and pass the selection on to the layers that share it.
 
         Args:
-            x: [num_tokens, hidden_size], attn-normed.
+            given: one row per token, attn-normed.
+            streams: [num_tokens, hc_mult, hidden_size], in front of this sublayer.
+            mix: how the result joins them.
             step: the batch; None in a run that only measures memory, where the core is left out.
             selection: of the last index source.
 
         Returns:
-            [num_tokens, hidden_size] and the selection in force after this layer.
+            The streams behind this sublayer, and the selection in force after this layer.
         """
-        low_rank_query = self.q_norm(self.wq_a(x))
-        query = self.wq_b(low_rank_query).view(-1, self.num_heads, self.head_dim)
-        key_value = self.kv_norm(self.wkv(x))
+        x = given.x
+        query_rows, key_value = self._latents(given)
+        query = self.wq_b(query_rows, x.dtype).view(-1, self.num_heads, self.head_dim)
         if step is None:
-            return self._project(query), selection
+            return self._project(query, streams, mix), selection
         rotation = step.rotation(self.ratio)
         query = rope(query, rotation.cos, rotation.sin)
         window = self.window.metadata(step.attn_metadata)
@@ -78,7 +90,7 @@ class Attention(nn.Module):
         if self.compressor is not None and self.indexer is not None:
             self.indexer.store(self.compressor(x, step), step)
         if self.indexer is not None and self._entries is not None:
-            selection = self.indexer.select(x, low_rank_query, self._entries[1], step, selection)
+            selection = self.indexer.select(x, query_rows, self._entries[1], step, selection)
         has_entries = self._entries is not None and selection is not None
         out = sparse_attention(
             query,
@@ -94,9 +106,30 @@ class Attention(nn.Module):
             cos=rotation.cos,
             sin=rotation.sin,
         )
-        return self._project(out), selection
+        return self._project(out, streams, mix), selection
 
-    def _project(self, out: torch.Tensor) -> torch.Tensor:
-        """out: [num_tokens, num_heads, head_dim] -> [num_tokens, hidden_size]."""
-        num_tokens = out.shape[0]
-        return self.wo_b(self.wo_a(out.reshape(num_tokens, self.num_groups, -1)).reshape(num_tokens, -1))
+    def _latents(self, given: SublayerInput) -> tuple[torch.Tensor, torch.Tensor]:
+        """Latent queries for the products that read them, and keys [num_tokens, head_dim]; both normed."""
+        return latent_projections(
+            given.rows,
+            self.wq_a.tensors,
+            self.wkv.tensors,
+            self.q_norm.weight,
+            self.kv_norm.weight,
+            self.q_norm.eps,
+            out_dtype=given.x.dtype,
+            quantize=self.arithmetic.quantize,
+        )
+
+    def _project(self, out: torch.Tensor, streams: torch.Tensor, mix: Mix) -> torch.Tensor:
+        """out: [num_tokens, num_heads, head_dim] -> new streams."""
+        self.side.join(out)
+        return attention_output(
+            out.reshape(out.shape[0], self.num_groups, -1),
+            self.wo_a.tensors,
+            self.wo_b.tensors,
+            streams,
+            mix.post,
+            mix.comb,
+            quantize=self.arithmetic.quantize,
+        )

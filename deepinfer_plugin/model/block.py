@@ -3,8 +3,7 @@
 import torch
 from torch import nn
 
-from deepinfer_kernels.hc_collapse import hc_collapse
-from deepinfer_kernels.hc_post import hc_post
+from deepinfer_kernels.hc_norm import hc_norm
 from deepinfer_plugin.model.attention import Attention
 from deepinfer_plugin.model.context import BuildContext
 from deepinfer_plugin.model.engram import Engram
@@ -22,6 +21,7 @@ class Block(nn.Module):
         super().__init__()
         config = context.config
         self.config = config
+        self.quantize, self.side = context.arithmetic.quantize, context.side
         self.attn_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.ffn_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.hc_attn_fn, self.hc_attn_scale, self.hc_attn_base = mix_parameters(config)
@@ -48,9 +48,13 @@ class Block(nn.Module):
         Returns:
             Streams, the FFN's pre-mix, the selection in force.
         """
-        attn = compute_mix(streams, self.hc_attn_fn, self.hc_attn_scale, self.hc_attn_base, self.config)
-        y, selection = self.attn(self.attn_norm(hc_collapse(streams, pre)), step, selection)
-        streams = hc_post(y, streams, attn.post, attn.comb)
-        ffn = compute_mix(streams, self.hc_ffn_fn, self.hc_ffn_scale, self.hc_ffn_base, self.config)
-        y = self.ffn(self.ffn_norm(hc_collapse(streams, attn.pre)))
-        return hc_post(y, streams, ffn.post, ffn.comb), ffn.pre, selection
+        with self.side.fork(streams):  # joined where attention and experts end
+            attn = compute_mix(streams, self.hc_attn_fn, self.hc_attn_scale, self.hc_attn_base, self.config)
+        norm = self.attn_norm
+        given = hc_norm(streams, pre, norm.weight, norm.eps, quantize=self.quantize, for_experts=False)
+        streams, selection = self.attn(given, streams, attn, step, selection)
+        with self.side.fork(streams):
+            ffn = compute_mix(streams, self.hc_ffn_fn, self.hc_ffn_scale, self.hc_ffn_base, self.config)
+        norm = self.ffn_norm
+        given = hc_norm(streams, attn.pre, norm.weight, norm.eps, quantize=self.quantize, for_experts=True)
+        return self.ffn(given, streams, ffn), ffn.pre, selection

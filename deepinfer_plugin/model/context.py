@@ -1,10 +1,11 @@
 """What every module of the model is built from."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from deepinfer_plugin.cache.records import KVRecords
 from deepinfer_plugin.model.config import ModelConfig
+from deepinfer_plugin.model.side_stream import SideStream
 from deepinfer_plugin.settings import Arithmetic
 
 if TYPE_CHECKING:
@@ -19,3 +20,4 @@ class BuildContext:
     config: ModelConfig
     arithmetic: Arithmetic
     records: KVRecords
+    side: SideStream = field(default_factory=SideStream)

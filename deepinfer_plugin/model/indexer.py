@@ -14,7 +14,7 @@ from deepinfer_kernels.swa_indices import entry_slots
 from deepinfer_plugin.cache.layers import CacheLayer
 from deepinfer_plugin.cache.specs import entry_spec
 from deepinfer_plugin.model.context import BuildContext
-from deepinfer_plugin.model.linear import PlainLinear, QuantizedLinear, RMSNorm
+from deepinfer_plugin.model.linear import PlainLinear, PreparedLinear, RMSNorm
 from deepinfer_plugin.model.step import Step
 
 
@@ -69,16 +69,14 @@ class Indexer(IndexKeys):
         self.candidate_block_size = config.candidate_block_size
         self.publishes_candidates = layer == config.candidate_source_layer_id
         self.arithmetic = context.arithmetic
-        self.wq_b = QuantizedLinear(
-            self.num_heads * self.head_dim, config.q_lora_rank, quantize_input=context.arithmetic.quantize
-        )
+        self.wq_b = PreparedLinear(self.num_heads * self.head_dim, config.q_lora_rank)
         self.weights_proj = PlainLinear(self.num_heads, config.hidden_size)
         self.weight_scale = self.head_dim**-0.5 * self.num_heads**-0.5
 
     def select(
         self,
         x: torch.Tensor,
-        low_rank_query: torch.Tensor,
+        query_rows: torch.Tensor,
         key_cache: CacheLayer,
         step: Step,
         previous: Selection | None,
@@ -87,12 +85,12 @@ class Indexer(IndexKeys):
 
         Args:
             x: [num_tokens, hidden_size], attn-normed.
-            low_rank_query: [num_tokens, q_lora_rank], normed.
+            query_rows: [num_tokens, ...], latent queries as ``latent_projections`` gives them.
             key_cache: index keys of the KV source.
             step: the batch.
             previous: selection of the index source before this one; carries the candidate blocks.
         """
-        scores, num_visible = self._scores(x, low_rank_query, key_cache, step)
+        scores, num_visible = self._scores(x, query_rows, key_cache, step)
         candidates = previous.candidates if previous is not None else None
         if self.publishes_candidates:
             candidates = candidate_blocks(scores, num_visible, self.num_candidate_blocks, self.candidate_block_size)
@@ -108,10 +106,10 @@ class Indexer(IndexKeys):
         return Selection(slots, candidates)
 
     def _scores(
-        self, x: torch.Tensor, low_rank_query: torch.Tensor, key_cache: CacheLayer, step: Step
+        self, x: torch.Tensor, query_rows: torch.Tensor, key_cache: CacheLayer, step: Step
     ) -> tuple[torch.Tensor, torch.Tensor]:
         rotation = step.rotation(self.ratio)
-        query = self.wq_b(low_rank_query).view(-1, self.num_heads, self.head_dim)
+        query = self.wq_b(query_rows, x.dtype).view(-1, self.num_heads, self.head_dim)
         query = rope(query, rotation.cos, rotation.sin)
         if self.arithmetic.quantize:
             query = mxfp4_fake_quant(query)

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from deepinfer_kernels.linear import grouped_linear, linear, mxfp8_linear
+from deepinfer_kernels.linear import linear, mxfp8_linear, mxfp8_prepared_linear
+from deepinfer_kernels.linear.weights import Weight
 from deepinfer_kernels.rms_norm import rms_norm
 
 SCALE_BLOCK = 32
@@ -34,6 +35,20 @@ class QuantizedWeight(TensorModule):
         self.weight = frozen(out_features, in_features, dtype=torch.float8_e4m3fn)
         self.scale = frozen(rows, cols, dtype=torch.uint8)
 
+    @property
+    def tensors(self) -> Weight:
+        """Weight and scale."""
+        return self.weight, self.scale
+
+
+def place_in_one(first: QuantizedWeight, second: QuantizedWeight) -> None:
+    """Let the weight of ``second`` follow that of ``first`` in memory: a GPU then multiplies both at once, in place."""
+    for name in ("weight", "scale"):
+        before, after = getattr(first, name), getattr(second, name)
+        both = torch.empty((before.shape[0] + after.shape[0], before.shape[1]), dtype=before.dtype)
+        setattr(first, name, nn.Parameter(both[: before.shape[0]], requires_grad=False))
+        setattr(second, name, nn.Parameter(both[before.shape[0] :], requires_grad=False))
+
 
 class QuantizedLinear(QuantizedWeight):
     """``x @ weight.T`` with MXFP8 weights; activations are quantised per 32 columns where the mode asks for it."""
@@ -47,15 +62,12 @@ class QuantizedLinear(QuantizedWeight):
         return mxfp8_linear(x, self.weight, self.scale, out_dtype=x.dtype, quantize_input=self.quantize_input)
 
 
-class GroupedQuantizedLinear(QuantizedWeight):
-    """Block-diagonal projection of the attention output; its input stays unquantised (REF)."""
+class PreparedLinear(QuantizedWeight):
+    """The same behind an operation that has prepared, and where the mode asks for it quantised, the rows."""
 
-    def __init__(self, num_groups: int, out_features: int, in_features: int) -> None:
-        super().__init__(num_groups * out_features, in_features)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [num_tokens, num_groups, in_features] -> [num_tokens, num_groups, out_features]."""
-        return grouped_linear(x, self.weight, self.scale, out_dtype=x.dtype)
+    def forward(self, rows: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
+        """rows: [num_tokens, ...] -> [num_tokens, out_features] of ``out_dtype``."""
+        return mxfp8_prepared_linear(rows, self.weight, self.scale, out_dtype=out_dtype)
 
 
 class PlainLinear(TensorModule):

@@ -3,12 +3,14 @@
 import torch
 from torch import nn
 
-from deepinfer_kernels.moe_combine import moe_combine
+from deepinfer_kernels.experts_output import experts_output
+from deepinfer_kernels.hc_norm import SublayerInput
 from deepinfer_kernels.moe_experts import moe_experts
 from deepinfer_kernels.moe_gate import moe_gate
-from deepinfer_kernels.swiglu import swiglu
+from deepinfer_kernels.shared_expert import shared_expert
 from deepinfer_plugin.model.context import BuildContext
-from deepinfer_plugin.model.linear import QuantizedLinear, TensorModule, frozen
+from deepinfer_plugin.model.hyper_connection import Mix
+from deepinfer_plugin.model.linear import QuantizedWeight, TensorModule, frozen, place_in_one
 
 
 class Router(nn.Module):
@@ -32,21 +34,16 @@ class RoutedExperts(nn.Module):
         self.w2_scale = frozen(num_experts, hidden_size, intermediate_size // 32, dtype=torch.uint8)
 
 
-class SharedExpert(TensorModule):
-    """The expert every token passes: SwiGLU with MXFP8 weights."""
+class SharedExpert(nn.Module):
+    """Weights of the expert every token passes, MXFP8."""
 
     def __init__(self, context: BuildContext) -> None:
         super().__init__()
-        config, quantize = context.config, context.arithmetic.quantize
-        inner = config.moe_intermediate_size
-        self.limit = config.swiglu_limit
-        self.w1 = QuantizedLinear(inner, config.hidden_size, quantize_input=quantize)
-        self.w3 = QuantizedLinear(inner, config.hidden_size, quantize_input=quantize)
-        self.w2 = QuantizedLinear(config.hidden_size, inner, quantize_input=quantize)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [num_tokens, hidden_size] -> same."""
-        return self.w2(swiglu(self.w1(x), self.w3(x), self.limit, None))
+        inner, hidden_size = context.config.moe_intermediate_size, context.config.hidden_size
+        self.w1 = QuantizedWeight(inner, hidden_size)
+        self.w3 = QuantizedWeight(inner, hidden_size)
+        self.w2 = QuantizedWeight(hidden_size, inner)
+        place_in_one(self.w1, self.w3)
 
 
 class MoE(TensorModule):
@@ -58,14 +55,25 @@ class MoE(TensorModule):
         self.top_k = num_experts_per_tok
         self.scaling = config.routed_scaling_factor
         self.limit = config.swiglu_limit
-        self.quantize = context.arithmetic.quantize
+        self.quantize, self.side = context.arithmetic.quantize, context.side
         self.gate = Router(num_experts, config.hidden_size)
         self.experts = RoutedExperts(num_experts, config.moe_intermediate_size, config.hidden_size)
         self.shared_experts = SharedExpert(context)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [num_tokens, hidden_size], normed -> same shape and dtype."""
-        gate, experts = self.gate, self.experts
+    def forward(self, given: SublayerInput, streams: torch.Tensor, mix: Mix) -> torch.Tensor:
+        """Send the rows through the experts and add the result to the streams.
+
+        Args:
+            given: one row per token, ffn-normed, with rows for the experts.
+            streams: [num_tokens, hc_mult, hidden_size], in front of this sublayer.
+            mix: how the result joins them.
+
+        Returns:
+            The streams behind this sublayer.
+        """
+        x, gate, experts = given.x, self.gate, self.experts
+        with self.side.fork(x):
+            shared = self._shared(given)
         topk_idx, topk_weights = moe_gate(x, gate.weight, gate.bias, top_k=self.top_k, scaling=self.scaling)
         routed = moe_experts(
             x,
@@ -77,5 +85,19 @@ class MoE(TensorModule):
             experts.w2_scale,
             limit=self.limit,
             quantize_input=self.quantize,
+            rows=given.expert_rows,
         )
-        return moe_combine(routed, self.shared_experts(x))
+        self.side.join(x)
+        return experts_output(routed, shared, streams, mix.post, mix.comb)
+
+    def _shared(self, given: SublayerInput) -> torch.Tensor:
+        weights = self.shared_experts
+        return shared_expert(
+            given.rows,
+            weights.w1.tensors,
+            weights.w3.tensors,
+            weights.w2.tensors,
+            limit=self.limit,
+            out_dtype=given.x.dtype,
+            quantize=self.quantize,
+        )

@@ -41,6 +41,7 @@ def row_limits(num_experts: int, top_k: int) -> list[int]:
         tiling.MXFP8_SPLIT_TILES,
         tiling.PLAIN_TILES,
         tiling.WIDE_TILES,
+        tiling.WIDE_SPLIT_TILES,
         tiling.HC_MIX_TILES,
         tiling.INDEX_ROWS,
         tiling.ATTENTION_HEADS,

@@ -62,7 +62,7 @@ LARGE_SIZES = (1, 15, 16, 17, 33, 64, 65, 130)
 _EPS = 1e-6
 
 
-def _operation(
+def operation(
     name: str,
     make: Maker,
     call: Callable[[Tensors, str], Any],
@@ -80,19 +80,20 @@ def _operation(
     return Operation(name=name, build=build, variants=variants, sizes_of=sizes_of, **given)
 
 
-def _named(names: str, rows: str, values: Sequence[torch.Tensor]) -> tuple[Tensors, Sequence[str]]:
+def named(names: str, rows: str, values: Sequence[torch.Tensor]) -> tuple[Tensors, Sequence[str]]:
+    """Tensors under their names, and the names of those with one row per unit."""
     return dict(zip(names.split(), values, strict=True)), rows.split()
 
 
 def _linear(n: int, variant: str, g: torch.Generator, device: str) -> tuple[Tensors, Sequence[str]]:
     x, weight, scale = linear_inputs(n, 80, 96, FP32, device, g)
     dense = torch.randn(50, 96 if variant == "even" else 33, generator=g).to(device)
-    return _named("x weight scale dense", "x", (x[:, : dense.shape[1]], weight, scale, dense))
+    return named("x weight scale dense", "x", (x[:, : dense.shape[1]], weight, scale, dense))
 
 
 def _grouped(n: int, variant: str, g: torch.Generator, device: str) -> tuple[Tensors, Sequence[str]]:
     x, weight, scale = linear_inputs(2 * n, 64, 96, FP32, device, g)
-    return _named("x weight scale", "x", (x.view(n, 2, 96), weight, scale))
+    return named("x weight scale", "x", (x.view(n, 2, 96), weight, scale))
 
 
 def _experts(n: int, variant: str, g: torch.Generator, device: str) -> tuple[Tensors, Sequence[str]]:
@@ -117,23 +118,23 @@ def _codes(
 def _rope(n: int, variant: str, g: torch.Generator, device: str) -> tuple[Tensors, Sequence[str]]:
     x, positions = rope_inputs(n, 3, 33, FP32, device, g)
     frequencies = rope.inverse_frequencies(16, 10000.0, None).to(device)
-    return _named("x positions frequencies", "x positions", (x[:, :, :32], positions, frequencies))
+    return named("x positions frequencies", "x positions", (x[:, :, :32], positions, frequencies))
 
 
 def _hash(n: int, variant: str, g: torch.Generator, device: str) -> tuple[Tensors, Sequence[str]]:
     layout = engram_hash.engram_layout([1, 3], 2, 4, 64, 256)[1]
     constants = [torch.tensor(values, device=device) for values in (layout.multipliers, layout.primes, layout.offsets)]
-    return _named("ids multipliers primes offsets", "ids", (engram_hash_inputs(n, 256, 4, g, device), *constants))
+    return named("ids multipliers primes offsets", "ids", (engram_hash_inputs(n, 256, 4, g, device), *constants))
 
 
 def _token_ids(n: int, variant: str, g: torch.Generator, device: str) -> tuple[Tensors, Sequence[str]]:
     logits = log_softmax_inputs(n, 1100, g, device)
-    return _named("logits ids", "logits ids", (logits, torch.randint(0, 1100, (n, 5), generator=g).to(device)))
+    return named("logits ids", "logits ids", (logits, torch.randint(0, 1100, (n, 5), generator=g).to(device)))
 
 
 def _numbers(n: int, variant: str, g: torch.Generator, device: str) -> tuple[Tensors, Sequence[str]]:
     names = "seeds prompt_hashes positions"
-    return _named(names, names, sampling_noise_inputs(n, g, device))
+    return named(names, names, sampling_noise_inputs(n, g, device))
 
 
 def _noise(function: Callable[..., torch.Tensor]) -> Callable[[Tensors, str], torch.Tensor]:
@@ -163,35 +164,35 @@ def _quantiser(module: Any, family: str) -> tuple[Operation, ...]:
         return codes.view(torch.uint8), scale
 
     return (
-        _operation(f"{folder}.{family}_quant", _blocks, quantised),
-        _operation(f"{folder}.{family}_fake_quant", _blocks, lambda t, _: fake(t["x"])),
-        _operation(
+        operation(f"{folder}.{family}_quant", _blocks, quantised),
+        operation(f"{folder}.{family}_fake_quant", _blocks, lambda t, _: fake(t["x"])),
+        operation(
             f"{folder}.{family}_dequant", _codes(quant), lambda t, _: dequant(t["codes"].view(dtype), t["scale"], FP32)
         ),
     )
 
 
 DENSE: tuple[Operation, ...] = (
-    _operation(
+    operation(
         "rms_norm.rms_norm",
-        lambda n, _, g, d: _named("x weight", "x", rms_norm_inputs(n, 97, FP32, d, g)),
+        lambda n, _, g, d: named("x weight", "x", rms_norm_inputs(n, 97, FP32, d, g)),
         lambda t, _: rms_norm.rms_norm(t["x"], t["weight"], _EPS),
     ),
-    _operation(
+    operation(
         "rope.rope",
         _rope,
         lambda t, v: rope.rope(t["x"], *rope.cos_sin(t["positions"], t["frequencies"]), inverse=v == "inverse"),
         variants=("forward", "inverse"),
     ),
-    _operation("rope.cos_sin", _rope, lambda t, _: rope.cos_sin(t["positions"], t["frequencies"])),
-    _operation(
+    operation("rope.cos_sin", _rope, lambda t, _: rope.cos_sin(t["positions"], t["frequencies"])),
+    operation(
         "linear.linear",
         _linear,
         lambda t, _: linear.linear(t["x"], t["dense"], out_dtype=FP32),
         variants=("even", "odd depth"),
         sizes=LARGE_SIZES,
     ),
-    _operation(
+    operation(
         "linear.mxfp8_linear",
         lambda n, _, g, d: _linear(n, "even", g, d),
         lambda t, v: linear.mxfp8_linear(
@@ -200,44 +201,44 @@ DENSE: tuple[Operation, ...] = (
         variants=("exact", "quantised"),
         sizes=LARGE_SIZES,
     ),
-    _operation(
+    operation(
         "linear.grouped_linear",
         _grouped,
         lambda t, _: linear.grouped_linear(t["x"], t["weight"], t["scale"], out_dtype=FP32),
     ),
-    _operation(
+    operation(
         "hc_mix.hc_mix",
-        lambda n, _, g, d: _named("streams fn", "streams", hc_mix_inputs(n, 4, 33, FP32, d, g)),
+        lambda n, _, g, d: named("streams fn", "streams", hc_mix_inputs(n, 4, 33, FP32, d, g)),
         lambda t, _: hc_mix.hc_mix(t["streams"], t["fn"], _EPS),
         sizes=LARGE_SIZES,
     ),
-    _operation(
+    operation(
         "hc_sinkhorn.hc_sinkhorn",
-        lambda n, _, g, d: _named("logits scale base", "logits", hc_sinkhorn_inputs(n, 4, d, g)),
+        lambda n, _, g, d: named("logits scale base", "logits", hc_sinkhorn_inputs(n, 4, d, g)),
         lambda t, _: hc_sinkhorn.hc_sinkhorn(t["logits"], t["scale"], t["base"], iters=20, eps=_EPS),
     ),
-    _operation(
+    operation(
         "hc_collapse.hc_collapse",
-        lambda n, _, g, d: _named("streams pre", "streams pre", hc_collapse_inputs(n, 4, 97, FP32, d, g)),
+        lambda n, _, g, d: named("streams pre", "streams pre", hc_collapse_inputs(n, 4, 97, FP32, d, g)),
         lambda t, _: hc_collapse.hc_collapse(t["streams"], t["pre"]),
     ),
-    _operation(
+    operation(
         "hc_post.hc_post",
-        lambda n, _, g, d: _named("y streams post comb", "y streams post comb", hc_post_inputs(n, 4, 97, FP32, d, g)),
+        lambda n, _, g, d: named("y streams post comb", "y streams post comb", hc_post_inputs(n, 4, 97, FP32, d, g)),
         lambda t, _: hc_post.hc_post(t["y"], t["streams"], t["post"], t["comb"]),
     ),
-    _operation(
+    operation(
         "swiglu.swiglu",
-        lambda n, _, g, d: _named("gate up weight", "gate up weight", swiglu_inputs(n, 97, FP32, d, g)),
+        lambda n, _, g, d: named("gate up weight", "gate up weight", swiglu_inputs(n, 97, FP32, d, g)),
         lambda t, v: swiglu.swiglu(t["gate"], t["up"], 10.0, t["weight"] if v == "weighted" else None),
         variants=("plain", "weighted"),
     ),
-    _operation(
+    operation(
         "moe_gate.moe_gate",
-        lambda n, _, g, d: _named("x weight bias bias_image", "x", moe_gate_inputs(n, 96, 12, FP32, g, d)),
+        lambda n, _, g, d: named("x weight bias bias_image", "x", moe_gate_inputs(n, 96, 12, FP32, g, d)),
         lambda t, _: moe_gate.moe_gate(t["x"], t["weight"], t["bias"], top_k=3, scaling=1.5),
     ),
-    _operation(
+    operation(
         "moe_experts.moe_experts",
         _experts,
         # sums of a few e4m3 and e2m1 products are exact in any order: only whole fp32 inputs show one
@@ -245,14 +246,14 @@ DENSE: tuple[Operation, ...] = (
         variants=("sparse", "crowded"),
         sizes=LARGE_SIZES,
     ),
-    _operation(
+    operation(
         "moe_combine.moe_combine",
-        lambda n, _, g, d: _named("routed shared", "routed shared", moe_combine_inputs(n, 3, 97, FP32, g, d)),
+        lambda n, _, g, d: named("routed shared", "routed shared", moe_combine_inputs(n, 3, 97, FP32, g, d)),
         lambda t, _: moe_combine.moe_combine(t["routed"], t["shared"]),
     ),
-    _operation(
+    operation(
         "engram_gate.engram_gate",
-        lambda n, _, g, d: _named(
+        lambda n, _, g, d: named(
             _GATE_NAMES, "streams key value is_image", (*engram_gate_inputs(n, 4, 97, FP32, g, d), _image(n, g, d))
         ),
         lambda t, v: engram_gate.engram_gate(
@@ -266,41 +267,41 @@ DENSE: tuple[Operation, ...] = (
         ),
         variants=("text", "image"),
     ),
-    _operation(
+    operation(
         "engram_hash.engram_rows",
         _hash,
         lambda t, _: engram_hash.engram_rows(t["ids"], t["multipliers"], t["primes"], t["offsets"]),
     ),
-    _operation(
+    operation(
         "engram_lookup.engram_lookup",
-        lambda n, _, g, d: _named("table scale rows", "rows", engram_lookup_inputs(n, 6, 40, 64, g, d)),
+        lambda n, _, g, d: named("table scale rows", "rows", engram_lookup_inputs(n, 6, 40, 64, g, d)),
         lambda t, _: engram_lookup.engram_lookup(t["table"], t["scale"], t["rows"], FP32),
     ),
     *(operation for module, family in _FAMILIES for operation in _quantiser(module, family)),
-    _operation("log_softmax.log_softmax", _token_ids, lambda t, _: log_softmax.log_softmax(t["logits"])),
-    _operation("log_softmax.log_sum_exp", _token_ids, lambda t, _: log_softmax.log_sum_exp(t["logits"])),
-    _operation(
+    operation("log_softmax.log_softmax", _token_ids, lambda t, _: log_softmax.log_softmax(t["logits"])),
+    operation("log_softmax.log_sum_exp", _token_ids, lambda t, _: log_softmax.log_sum_exp(t["logits"])),
+    operation(
         "log_softmax.token_log_softmax", _token_ids, lambda t, _: log_softmax.token_log_softmax(t["logits"], t["ids"])
     ),
-    _operation(
+    operation(
         "restrict_logits.restrict_logits",
-        lambda n, v, g, d: _named(_RESTRICT_NAMES, _RESTRICT_NAMES, restrict_logits_inputs(n, _VOCABULARY[v], g, d)),
+        lambda n, v, g, d: named(_RESTRICT_NAMES, _RESTRICT_NAMES, restrict_logits_inputs(n, _VOCABULARY[v], g, d)),
         lambda t, _: restrict_logits.restrict_logits(*(t[name] for name in _RESTRICT_NAMES.split())),
         variants=tuple(_VOCABULARY),
         sizes_of={"wide": _AT_ONCE},
     ),
-    _operation(
+    operation(
         "sample_tokens.sample_tokens",
-        lambda n, v, g, d: _named(_SAMPLE_NAMES, _SAMPLE_NAMES, sample_tokens_inputs(n, _VOCABULARY[v], g, d)),
+        lambda n, v, g, d: named(_SAMPLE_NAMES, _SAMPLE_NAMES, sample_tokens_inputs(n, _VOCABULARY[v], g, d)),
         lambda t, _: sample_tokens.sample_tokens(*(t[name] for name in _SAMPLE_NAMES.split())),
         variants=tuple(_VOCABULARY),
         sizes_of={"wide": _AT_ONCE},
     ),
-    _operation(
+    operation(
         "sample_tokens.top_tokens",
-        lambda n, _, g, d: _named(_SAMPLE_NAMES, _SAMPLE_NAMES, sample_tokens_inputs(n, 65, g, d)),
+        lambda n, _, g, d: named(_SAMPLE_NAMES, _SAMPLE_NAMES, sample_tokens_inputs(n, 65, g, d)),
         lambda t, _: sample_tokens.top_tokens(t["logits"], 7),
     ),
-    _operation("sampling_noise.random_words", _numbers, _noise(sampling_noise.random_words)),
-    _operation("sampling_noise.gumbel_noise", _numbers, _noise(sampling_noise.gumbel_noise)),
+    operation("sampling_noise.random_words", _numbers, _noise(sampling_noise.random_words)),
+    operation("sampling_noise.gumbel_noise", _numbers, _noise(sampling_noise.gumbel_noise)),
 )

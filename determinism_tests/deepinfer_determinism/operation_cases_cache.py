@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from deepinfer_determinism.operation_cases import DENSE
+from deepinfer_determinism.operation_cases_fused import FUSED
 from deepinfer_determinism.operations import Layout, Operation, Outputs, Run, laid_out, rowwise
 from deepinfer_kernels import indexer_logits, indexer_topk, kv_compress, kv_store, sparse_attention, swa_indices
 from deepinfer_kernels.indexer_logits.reference import make_inputs as indexer_logits_inputs
@@ -194,6 +195,7 @@ def _entry_slots(n: int, variant: str, g: torch.Generator, device: str) -> Run:
 
 OPERATIONS: tuple[Operation, ...] = (
     *DENSE,
+    *FUSED,
     _records("pack_records"),
     _records("unpack_records"),
     Operation(name="kv_store.store_records", build=_store, variants=_FORMATS),

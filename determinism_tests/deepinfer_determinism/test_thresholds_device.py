@@ -108,7 +108,7 @@ def mxfp8(rows: int, outputs: int = 256, depth: int = 256) -> tuple[Any, ...]:
 
 def experts(average: int) -> tuple[Any, ...]:
     indices, weights = meta(average, 8, dtype=torch.int32), meta(average, 8, dtype=torch.float32)
-    return meta(average, 64), indices, weights, *(meta(8, 8, dtype=torch.uint8) for _ in range(4))
+    return meta(average, 64), indices, weights, *(meta(8, 8, dtype=torch.uint8) for _ in range(4)), None
 
 
 def index(rows: int) -> tuple[Any, ...]:
@@ -122,9 +122,15 @@ ARGUMENTS: dict[str, tuple[tuple[str, ...], Callable[[int], tuple[Any, ...]], di
     "bf16 weight": (("plain_narrow", "wide_matmul"), plain, {}),
     "tile of a bf16": (("plain_narrow",), plain, {}),
     "tile of a wide bf16": (("wide_matmul",), lambda rows: plain(rows, LARGE), {}),
-    "MXFP8 weight": (("mxfp8_narrow", "wide_matmul", "unpack_weight"), mxfp8, {}),
-    "tile of an MXFP8 product above": (("mxfp8_narrow",), mxfp8, {}),
-    "tile of an MXFP8 product in parts": (("mxfp8_narrow",), lambda rows: mxfp8(rows, depth=4096), {}),
+    "MXFP8 weight": (("mxfp8_narrow_parts", "wide_matmul", "unpack_weight"), mxfp8, {}),
+    "tile of an MXFP8 product above": (("mxfp8_narrow_parts",), mxfp8, {}),
+    "tile of an MXFP8 product in parts": (("mxfp8_narrow_parts",), lambda rows: mxfp8(rows, depth=4096), {}),
+    "tile of a wide bf16 product in parts": (("wide_matmul",), lambda rows: plain(rows, depth=4096), {}),
+    "tile of a wide MXFP8 product in parts": (
+        ("wide_matmul", "unpack_weight"),
+        lambda rows: mxfp8(rows, depth=4096),
+        {},
+    ),
     "tile of a wide MXFP8": (("wide_matmul", "unpack_weight"), lambda rows: mxfp8(rows, LARGE), {}),
     "tile of the mix": (
         ("_hc_mix_parts_kernel", "_hc_mix_sum_kernel"),

@@ -358,6 +358,7 @@ THRESHOLDS: tuple[Threshold, ...] = (
     ),
 )
 
+_STREAM = "on which stream of a GPU the same launches run"
 _NO_ROWS = "an empty call does nothing; no step of an engine is empty"
 
 # Places where what looks like a choice by a batch quantity is none: file and function to the reason.
@@ -368,6 +369,8 @@ REVIEWED: Mapping[str, str] = {
     "deepinfer_kernels/log_softmax/reference.py: _largest_and_log_sum": "the vocabulary, fixed by the checkpoint",
     "deepinfer_kernels/sparse_attention/reference.py: _attend": "window and index_topk, fixed by the checkpoint",
     "deepinfer_kernels/engram_hash/layout.py: _draw_primes": "the configuration, at start-up",
+    "deepinfer_plugin/model/side_stream.py: SideStream.fork": _STREAM,
+    "deepinfer_plugin/model/side_stream.py: SideStream.join": _STREAM,
     "deepinfer_plugin/model/weights.py: parameter_specs": "the checkpoint, at start-up",
     "deepinfer_plugin/model/weights.py: _others": "the text of an error",
 }

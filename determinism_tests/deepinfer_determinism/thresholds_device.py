@@ -19,7 +19,7 @@ from deepinfer_kernels.tiling import NARROW_ROWS_BY_OUTPUTS
 CUDA = "cuda"
 _KERNELS = "deepinfer_kernels"
 _LINEAR = f"{_KERNELS}.linear.triton_kernel"
-_PLAIN, _MXFP8 = f"{_LINEAR}:linear_triton", f"{_LINEAR}:_grouped_mxfp8"
+_PLAIN, _MXFP8 = f"{_LINEAR}:linear_triton", f"{_LINEAR}:mxfp8_parts"
 _HC_MIX = f"{_KERNELS}.hc_mix.triton_kernel:hc_mix_triton"
 _EXPERTS = f"{_KERNELS}.moe_experts.triton_kernel:moe_experts_triton"
 _ROUTE = f"{_KERNELS}.moe_experts.route_kernel:route_pairs"
@@ -28,6 +28,7 @@ _CHOOSE = f"{_KERNELS}.indexer_topk.triton_kernel:_choose"
 _TOPK = f"{_KERNELS}.indexer_topk.triton_kernel:topk_indices_triton"
 
 _LARGE_WEIGHTS = "the weights of the small checkpoints are unpacked beside the product up to 1,024 rows"
+_NOT_DEEP = "no product of the small checkpoints is deep enough to be cut in parts"
 _LONG_CONTEXT = "it takes a context of 8,192 entries, longer than those of the small checkpoints"
 _NO_SUCH_K = "no selection of a released model is larger than TOPK_LARGEST"
 
@@ -131,7 +132,15 @@ DEVICE_THRESHOLDS: tuple[Threshold, ...] = (
         "rows",
         tiling.MXFP8_SPLIT_TILES,
         _mxfp8(is_narrow=True, is_split=True),
-        "no product of the small checkpoints is deep enough to be cut in parts",
+        _NOT_DEEP,
+    ),
+    *(
+        threshold
+        for name, function, quantity in (
+            ("tile of a wide MXFP8 product in parts", _MXFP8, _mxfp8(is_narrow=False, is_split=True)),
+            ("tile of a wide bf16 product in parts", _PLAIN, _plain(is_narrow=False, is_split=True)),
+        )
+        for threshold in _table(name, function, "rows", tiling.WIDE_SPLIT_TILES, quantity, _NOT_DEEP)
     ),
     *_table(
         "tile of a wide MXFP8 product",

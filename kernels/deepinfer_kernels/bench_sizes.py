@@ -117,6 +117,12 @@ def integers(device: str, low: int, high: int, dtype: torch.dtype, *shape: int) 
     return torch.randint(low, high, shape, device=device, dtype=dtype)
 
 
+def mxfp8_weight(device: str, num_out: int, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A random MXFP8 weight [num_out, depth] and its scales, one for 32 x 32 codes."""
+    scale = integers(device, 116, 124, torch.uint8, num_out // 32, depth // 32)
+    return bf16(device, num_out, depth).to(torch.float8_e4m3fn), scale
+
+
 def record_cache(device: str, num_records: int, block_size: int, width: int, fmt: RecordFormat) -> torch.Tensor:
     """A paged cache [blocks, block_size, record_bytes] of random vectors, at least ``num_records`` of them."""
     num_blocks = -(-num_records // block_size)

@@ -29,7 +29,7 @@ _POINTERS = {
     torch.bool: "*i1",
 }
 _WARP_SIZE = 32
-_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion")
+_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion", "launch_pdl")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """Every kernel of the linear layers, the experts and the quantisers compiles for SM90 and SM100, without a GPU."""
 
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -9,14 +10,20 @@ from deepinfer_kernels import tiling
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
+from deepinfer_kernels.attention_output.triton_kernel import attention_output_triton
 from deepinfer_kernels.compiling import Launch, compile_launch, launches_of
+from deepinfer_kernels.experts_output.triton_kernel import experts_output_triton
+from deepinfer_kernels.hc_norm.triton_kernel import hc_norm_triton
+from deepinfer_kernels.latent_projections.triton_kernel import latent_projections_triton
 from deepinfer_kernels.linear.triton_kernel import grouped_linear_triton, linear_triton, mxfp8_linear_triton
+from deepinfer_kernels.linear.weights import Weight
 from deepinfer_kernels.moe_combine.triton_kernel import moe_combine_triton
 from deepinfer_kernels.moe_experts.triton_kernel import moe_experts_triton
 from deepinfer_kernels.moe_gate.triton_kernel import moe_gate_triton
 from deepinfer_kernels.mxfp4_quant.triton_kernel import mxfp4_fake_quant_triton, mxfp4_quant_triton
 from deepinfer_kernels.mxfp8_quant.triton_kernel import mxfp8_fake_quant_triton, mxfp8_quant_triton
 from deepinfer_kernels.nvfp4_quant.triton_kernel import nvfp4_fake_quant_triton, nvfp4_quant_triton
+from deepinfer_kernels.shared_expert.triton_kernel import shared_expert_triton
 from deepinfer_kernels.swiglu.triton_kernel import swiglu_triton
 
 _BF16 = torch.bfloat16
@@ -48,6 +55,7 @@ def _experts(num_tokens: int, dtype: torch.dtype) -> Callable[[], object]:
         _empty(num_experts, 2 * intermediate_size, hidden_size // 32, dtype=byte),
         _empty(num_experts, hidden_size, intermediate_size // 2, dtype=byte),
         _empty(num_experts, hidden_size, intermediate_size // 32, dtype=byte),
+        None,
         limit=10.0,
         quantize_input=True,
     )
@@ -59,6 +67,29 @@ def _gate() -> object:
     return moe_gate_triton(
         _empty(4, 256), _empty(384, 256), bias, top_k=6, scaling=1.5, bias_image=bias, is_image=is_image
     )
+
+
+def _weight(num_out: int, depth: int) -> Weight:
+    scale = _empty(num_out // 32, depth // 32, dtype=torch.uint8)
+    return _empty(num_out, depth, dtype=torch.float8_e4m3fn), scale
+
+
+def _mix(width: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return _empty(3, 4, width), _empty(3, 4, dtype=torch.float32), _empty(3, 4, 4, dtype=torch.float32)
+
+
+def _sublayers() -> None:
+    """Everything between attention and the routed experts, at shapes with parts of K."""
+    streams, pre, comb = _mix(2048)
+    norm = _empty(2048)
+    _, rows, _ = hc_norm_triton(streams, pre, norm, 1e-20, quantize=True, for_experts=True)
+    weights = _weight(1280, 2048), _weight(512, 2048)
+    latent_projections_triton(rows, *weights, norm[:1280], norm[:512], 1e-20, out_dtype=_BF16, quantize=True)
+    wo_a, wo_b = _weight(8192, 4096), _weight(2048, 8192)
+    attention_output_triton(_empty(3, 8, 4096), wo_a, wo_b, streams, pre, comb, quantize=True)
+    shared = _weight(2304, 2048), _weight(2304, 2048), _weight(2048, 2304)
+    out = shared_expert_triton(rows, *shared, limit=10.0, out_dtype=_BF16, quantize=True)
+    experts_output_triton(_empty(3, 6, 2048), out, streams, pre, comb)
 
 
 CALLS: dict[str, Callable[[], object]] = {
@@ -77,6 +108,7 @@ CALLS: dict[str, Callable[[], object]] = {
     "experts, many tokens": _experts(2000, _BF16),
     "router": _gate,
     "combine": lambda: moe_combine_triton(_empty(4, 6, 512), _empty(4, 512)),
+    "sublayers": _sublayers,
     "swiglu": lambda: swiglu_triton(_empty(4, 512), _empty(4, 512), 10.0, _empty(4, dtype=torch.float32)),
     "mxfp8_quant": lambda: (mxfp8_quant_triton(_empty(4, 64)), mxfp8_fake_quant_triton(_empty(4, 64))),
     "mxfp4_quant": lambda: (mxfp4_quant_triton(_empty(4, 64)), mxfp4_fake_quant_triton(_empty(4, 64))),
@@ -87,6 +119,21 @@ CALLS: dict[str, Callable[[], object]] = {
 def _compile(launch: Launch, capability: int) -> None:
     compiled = compile_launch(launch, capability)
     assert "cubin" in compiled.asm, launch.name
+
+
+@pytest.mark.parametrize("capability", [90, 100])
+def test_kernels_that_start_early_wait_before_they_read(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in [module for name, module in sys.modules.items() if name.startswith("deepinfer_kernels.")]:
+        if hasattr(module, "starts_early"):
+            monkeypatch.setattr(module, "starts_early", lambda device: True)
+    launches = [launch for launch in launches_of(_sublayers) if launch.options.get("launch_pdl")]
+    assert len(launches) >= 10, "hardly anything starts early"
+    for launch in launches:
+        text = compile_launch(launch, capability).asm["ptx"]
+        assert "griddepcontrol.wait" in text, launch.name
+        reads = [at for at in (text.find("ld.global.v"), text.find("cp.async.c"), text.find("st.global")) if at >= 0]
+        if launch.name not in ("_hc_norm_kernel", "_norm_latents_kernel"):  # they read the norm's weight before
+            assert text.index("griddepcontrol.wait") < min(reads), launch.name
 
 
 @pytest.mark.parametrize("capability", [90, 100])

@@ -32,6 +32,9 @@ SAMPLING_ELEMENTS = 1 << 21
 # norm then holds 32 values at most: enough loads in flight without spilling.
 NORM_WARPS_BY_WIDTH = ((1024, 1), (2048, 4), (8192, 8), (1 << 30, 16))
 
+# Warps of the program that norms a latent query of 1280 values: 16 values a thread.
+LATENT_WARPS = 4
+
 # Columns one program of an elementwise kernel owns: 128 threads times 8 bf16 values, one 16-byte load each.
 ELEMENTWISE_BLOCK = 1024
 
@@ -99,9 +102,17 @@ WIDE_BLOCK_K = 64
 
 # (outputs below, K up to, width of the parts of K). Such weights make too few programs to stream them (64 outputs each,
 # 132 processors): their sum over K is cut in parts, one program each, added in ascending order. The shape of the weight
-# decides, so a row has one order of its sum at any number of rows. Narrow parts cost the wide product its pipeline
-# (0.88, 0.83 and 0.78 of the cuBLAS rate without parts, with 2048 and with 1024), wide ones leave processors idle.
-SPLIT_K_BY_SHAPE = ((2048, 1 << 30, 1024), (8192, 5120, 1280), (16384, 1 << 30, 2048))
+# decides, so a row has one order of its sum at any number of rows. A program walks its part in 0.4 us a block of 128:
+# wide parts leave processors idle, narrow ones write more partial sums (64 rows of 5120 outputs: 1.3 MB a part). Widths
+# are multiples of both K steps below.
+SPLIT_K_BY_SHAPE = (
+    (1024, 1 << 30, 1024),
+    (2048, 1 << 30, 640),
+    (8192, 1280, 1280),
+    (8192, 2560, 768),
+    (8192, 5120, 1280),
+    (16384, 1 << 30, 2048),
+)
 ADD_PARTS_BLOCK = 1024
 
 # (outputs below, rows). Up to this many rows the weight is unpacked in registers, next to the product; above, it is
@@ -133,8 +144,11 @@ WIDE_TILES = (
     (512, MatmulTile(rows=128, columns=128, num_warps=8, num_stages=4)),
     (1 << 62, MatmulTile(rows=128, columns=256, num_warps=8, num_stages=3)),
 )
-# With parts of K: two accumulators, so no tile beyond 128 x 128.
-WIDE_SPLIT_TILES = ((1 << 62, MatmulTile(rows=128, columns=128, num_warps=8, num_stages=4)),)
+# With parts of K: such weights make few wide tiles, so that small ones fill the processors up to more rows.
+WIDE_SPLIT_TILES = (
+    (2048, MatmulTile(rows=128, columns=128, num_warps=8, num_stages=4)),
+    (1 << 62, MatmulTile(rows=128, columns=256, num_warps=8, num_stages=3)),
+)
 # Row tiles that walk the columns together, so that the weight they read is still in L2.
 WIDE_GROUP_ROWS = 8
 

@@ -11,7 +11,7 @@ from deepinfer_kernels.linear.reference import (
     linear_reference,
     mxfp8_linear_reference,
 )
-from deepinfer_kernels.tiling import MX_BLOCK
+from deepinfer_kernels.linear.weights import check_blocks, check_prepared
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, *, out_dtype: torch.dtype) -> torch.Tensor:
@@ -45,15 +45,6 @@ def linear(x: torch.Tensor, weight: torch.Tensor, *, out_dtype: torch.dtype) -> 
     return linear_reference(x, weight, out_dtype)
 
 
-def _check_blocks(op: str, weight: torch.Tensor, scale: torch.Tensor) -> None:
-    checks.require_dtype(op, "weight", weight, (torch.float8_e4m3fn,))
-    checks.require_dtype(op, "scale", scale, (torch.uint8,))
-    checks.require_rank(op, "weight", weight, 2, "[N, K]")
-    checks.require_multiple(op, "weight", weight, MX_BLOCK)
-    grid = (-(-weight.shape[0] // MX_BLOCK), weight.shape[1] // MX_BLOCK)
-    checks.require_shape(op, "scale", scale, grid, "the weight has one scale per block of 32 x 32")
-
-
 def dequantize_blocks(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Values of a weight with one power-of-two scale per 32 x 32 block; exact in bf16 and in fp32.
 
@@ -72,7 +63,7 @@ def dequantize_blocks(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dt
     Invariance: exact; an element depends on its code and scale only.
     Source: specification, section 5.2.
     """
-    _check_blocks("dequantize_blocks", weight, scale)
+    check_blocks("dequantize_blocks", weight, scale)
     checks.require_out_dtype("dequantize_blocks", "dtype", dtype)
     return dequantize_blocks_reference(weight, scale, dtype)
 
@@ -102,13 +93,43 @@ def mxfp8_linear(
     checks.require_activation("mxfp8_linear", "x", x)
     checks.require_out_dtype("mxfp8_linear", "out_dtype", out_dtype)
     checks.require_rank("mxfp8_linear", "x", x, 2, "[M, K]")
-    _check_blocks("mxfp8_linear", weight, scale)
+    check_blocks("mxfp8_linear", weight, scale)
     checks.require_shape("mxfp8_linear", "weight", weight, (weight.shape[0], x.shape[1]), "its columns are those of x")
     if use_triton(x):
         from deepinfer_kernels.linear.triton_kernel import mxfp8_linear_triton
 
         return mxfp8_linear_triton(x, weight, scale, out_dtype, quantize_input)
     return mxfp8_linear_reference(x, weight, scale, out_dtype, quantize_input)
+
+
+def mxfp8_prepared_linear(
+    rows: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, *, out_dtype: torch.dtype
+) -> torch.Tensor:
+    """``mxfp8_linear`` of rows that an operation before has prepared, and quantised where the mode asks for it.
+
+    Args:
+        rows: [M, ...] as ``hc_norm`` or ``latent_projections`` prepares them, from K columns.
+        weight: [N, K] float8_e4m3fn.
+        scale: [ceil(N/32), K/32] uint8, exponent + 127, one per 32 x 32 block.
+        out_dtype: bf16 or fp32.
+
+    Returns:
+        [M, N] of ``out_dtype``; operands exact in fp32, accumulated in fp32, rounded once.
+
+    Raises:
+        ShapeError: the arguments do not fit each other.
+        UnsupportedError: a dtype is another one.
+
+    Invariance: bitwise per row; a row depends on that row and the weight only.
+    Source: REF linear with fp8 weights; specification, section 2.8.
+    """
+    checks.require_out_dtype("mxfp8_prepared_linear", "out_dtype", out_dtype)
+    check_prepared("mxfp8_prepared_linear", rows, (weight, scale))
+    if use_triton(rows):
+        from deepinfer_kernels.linear.triton_kernel import mxfp8_prepared_triton
+
+        return mxfp8_prepared_triton(rows, weight, scale, out_dtype)
+    return mxfp8_linear_reference(rows, weight, scale, out_dtype, quantize_input=False)
 
 
 def grouped_linear(
@@ -135,7 +156,7 @@ def grouped_linear(
     checks.require_activation("grouped_linear", "x", x)
     checks.require_out_dtype("grouped_linear", "out_dtype", out_dtype)
     checks.require_rank("grouped_linear", "x", x, 3, "[M, G, K]")
-    _check_blocks("grouped_linear", weight, scale)
+    check_blocks("grouped_linear", weight, scale)
     num_groups = x.shape[1]
     if num_groups == 0 or weight.shape[0] % num_groups != 0 or weight.shape[1] != x.shape[2]:
         raise ShapeError(

@@ -8,18 +8,13 @@ from functools import partial
 import torch
 
 from deepinfer_kernels.bench import Case, run_bench
-from deepinfer_kernels.bench_sizes import Sizes, bf16, integers
+from deepinfer_kernels.bench_sizes import Sizes, bf16, mxfp8_weight
 from deepinfer_kernels.linear import grouped_linear, linear, mxfp8_linear
-
-
-def _packed(device: str, num_out: int, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
-    scale = integers(device, 116, 124, torch.uint8, num_out // 32, depth // 32)
-    return bf16(device, num_out, depth).to(torch.float8_e4m3fn), scale
 
 
 def _mxfp8(name: str, num_rows: int, num_out: int, depth: int) -> Case:
     def make(device: str) -> partial[torch.Tensor]:
-        x, (weight, scale) = bf16(device, num_rows, depth), _packed(device, num_out, depth)
+        x, (weight, scale) = bf16(device, num_rows, depth), mxfp8_weight(device, num_out, depth)
         return partial(mxfp8_linear, x, weight, scale, out_dtype=torch.bfloat16, quantize_input=True)
 
     return Case(
@@ -33,7 +28,7 @@ def _mxfp8(name: str, num_rows: int, num_out: int, depth: int) -> Case:
 
 def _grouped(num_rows: int, groups: int, num_out: int, depth: int) -> Case:
     def make(device: str) -> partial[torch.Tensor]:
-        x, (weight, scale) = bf16(device, num_rows, groups, depth), _packed(device, groups * num_out, depth)
+        x, (weight, scale) = bf16(device, num_rows, groups, depth), mxfp8_weight(device, groups * num_out, depth)
         return partial(grouped_linear, x, weight, scale, out_dtype=torch.bfloat16)
 
     weights = groups * num_out * depth

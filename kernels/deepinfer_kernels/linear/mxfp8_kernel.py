@@ -6,12 +6,13 @@ import triton
 import triton.language as tl
 
 from deepinfer_kernels import tiling
+from deepinfer_kernels.dependent_launch import starts_early, wait_for_inputs
 from deepinfer_kernels.linear.parts_kernel import add_parts, parts_for
 from deepinfer_kernels.tiling import MatmulTile
 from deepinfer_kernels.triton_formats import WEIGHT_SHIFT, load_packed_scale, unpack_e4m3
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _mxfp8_narrow_kernel(
     x_ptr,
     weight_ptr,
@@ -29,6 +30,7 @@ def _mxfp8_narrow_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr,
     NUM_STAGES: tl.constexpr,
+    IS_EARLY: tl.constexpr,
 ):
     group = tl.program_id(2) // tl.cdiv(PADDED_K, SPLIT_K)
     part = tl.program_id(2) % tl.cdiv(PADDED_K, SPLIT_K)
@@ -46,6 +48,7 @@ def _mxfp8_narrow_kernel(
     x_ptrs = x_ptr + m_row[None, :] * x_stride_m + group * PADDED_K + k[:, None]
     acc = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
     end = tl.minimum((part + 1) * SPLIT_K, PADDED_K)
+    wait_for_inputs(IS_EARLY)
     for start in tl.range(part * SPLIT_K, end, BLOCK_K, num_stages=NUM_STAGES):
         if K == PADDED_K:
             words = tl.load(weight_ptrs + start // 2)
@@ -59,7 +62,7 @@ def _mxfp8_narrow_kernel(
     tl.store(out_ptrs, (acc * SHIFT).to(out_ptr.dtype.element_ty), mask=is_row & (n < num_out)[:, None])
 
 
-def mxfp8_narrow(
+def mxfp8_narrow_parts(
     x: torch.Tensor,
     weight: torch.Tensor,
     scale: torch.Tensor,
@@ -71,12 +74,13 @@ def mxfp8_narrow(
     """Multiply prepared rows ``x`` [M, G * padded K] with the groups of ``weight`` [G * N, K].
 
     Returns:
-        [M, G * N] of ``out_dtype``; the sum over K is cut in parts of ``split_k``, which are added in ascending order.
+        [parts, M, G * N] fp32, the sums over parts of ``split_k`` of K; of ``out_dtype`` where there is one part.
     """
     num_rows, num_out = x.shape[0], weight.shape[0] // num_groups
     depth = x.shape[1] // num_groups
     num_parts = -(-depth // split_k)
     out = parts_for(num_parts, num_rows, weight.shape[0], out_dtype, x.device)
+    early = starts_early(x.device)
     grid = (triton.cdiv(num_out, tile.columns), triton.cdiv(num_rows, tile.rows), num_groups * num_parts)
     _mxfp8_narrow_kernel[grid](
         x,
@@ -95,6 +99,21 @@ def mxfp8_narrow(
         BLOCK_M=tile.rows,
         BLOCK_K=tiling.WORD_BLOCK_K,
         NUM_STAGES=tile.num_stages,
+        IS_EARLY=early,
         num_warps=tile.num_warps,
+        launch_pdl=early,
     )
-    return add_parts(out, out_dtype)
+    return out
+
+
+def mxfp8_narrow(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    num_groups: int,
+    out_dtype: torch.dtype,
+    tile: MatmulTile,
+    split_k: int,
+) -> torch.Tensor:
+    """The same with the parts added in ascending order: [M, G * N] of ``out_dtype``."""
+    return add_parts(mxfp8_narrow_parts(x, weight, scale, num_groups, out_dtype, tile, split_k), out_dtype)

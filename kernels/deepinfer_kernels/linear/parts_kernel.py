@@ -18,6 +18,18 @@ def _add_parts_kernel(parts_ptr, out_ptr, size, NUM_PARTS: tl.constexpr, BLOCK: 
     tl.store(out_ptr + place, total.to(out_ptr.dtype.element_ty), mask=is_place)
 
 
+@triton.jit
+def load_product(ptrs, part_stride, mask, NUM_PARTS: tl.constexpr, DTYPE: tl.constexpr):
+    """fp32 values of a product left in parts: added in ascending order from zero, then rounded to DTYPE."""
+    if NUM_PARTS == 1:
+        total = tl.load(ptrs, mask=mask, other=0.0)
+    else:
+        total = tl.load(ptrs, mask=mask, other=0.0) + 0.0
+        for part in tl.static_range(1, NUM_PARTS):
+            total += tl.load(ptrs + part * part_stride, mask=mask, other=0.0)
+    return total.to(DTYPE).to(tl.float32)
+
+
 def parts_for(
     num_parts: int, num_rows: int, num_out: int, out_dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:

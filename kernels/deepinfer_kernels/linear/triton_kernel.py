@@ -10,7 +10,8 @@ import torch
 from deepinfer_kernels import tiling
 from deepinfer_kernels.launching import last_axis_contiguous
 from deepinfer_kernels.linear.exact_kernel import exact_matmul
-from deepinfer_kernels.linear.mxfp8_kernel import mxfp8_narrow
+from deepinfer_kernels.linear.mxfp8_kernel import mxfp8_narrow_parts
+from deepinfer_kernels.linear.parts_kernel import add_parts
 from deepinfer_kernels.linear.plain_kernel import plain_narrow
 from deepinfer_kernels.linear.prepare_kernel import prepare_rows
 from deepinfer_kernels.linear.reference import dequantize_blocks_reference
@@ -60,17 +61,51 @@ def linear_triton(x: torch.Tensor, weight: torch.Tensor, out_dtype: torch.dtype)
     return plain_narrow(x, weight, out_dtype, tile_for(tiling.PLAIN_TILES, num_rows), split_k)
 
 
-def _grouped_mxfp8(
-    rows: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, num_groups: int, out_dtype: torch.dtype
+def mxfp8_parts(
+    rows: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    num_groups: int,
+    out_dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Prepared ``rows`` [M, G * padded K] times the groups of ``weight`` [G * N, K]; [M, G * N]."""
+    """Prepared ``rows`` [M, G * padded K] times the groups of ``weight`` [G * N, K]: [parts, M, G * N].
+
+    Several parts are fp32, to be added in ascending order from zero and rounded; one part is of ``out_dtype``.
+    """
     num_rows, depth = rows.shape[0], rows.shape[1] // num_groups
     split_k = split_width(weight.shape[0], depth)
     if not _is_narrow(num_rows, weight.shape[0]):
         tile = _wide_tile(num_rows, split_k, depth)
-        return wide_matmul(rows, unpack_weight(weight, scale), num_groups, out_dtype, tile, split_k, shift=WEIGHT_SHIFT)
+        dense = unpack_weight(weight, scale)
+        return wide_matmul(rows, dense, num_groups, out_dtype, tile, split_k, shift=WEIGHT_SHIFT)[None]
     tile = tile_for(tiling.MXFP8_SPLIT_TILES if split_k < depth else tiling.MXFP8_TILES, num_rows)
-    return mxfp8_narrow(rows, weight, scale, num_groups, out_dtype, tile, split_k)
+    return mxfp8_narrow_parts(rows, weight, scale, num_groups, out_dtype, tile, split_k)
+
+
+def prepared_parts(
+    rows: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, out_dtype: torch.dtype, num_groups: int = 1
+) -> torch.Tensor:
+    """The same for any rows that an operation prepared: fp32 rows are as they were, and take fp32 products."""
+    if rows.shape[0] == 0 or weight.shape[0] == 0:
+        return torch.empty((1, rows.shape[0], weight.shape[0]), dtype=out_dtype, device=rows.device)
+    weight, scale = packed_operand(weight), packed_operand(scale)
+    if rows.dtype == torch.float32:
+        return exact_matmul(rows, dequantize_blocks_reference(weight, scale, rows.dtype), out_dtype)[None]
+    return mxfp8_parts(rows, weight, scale, num_groups, out_dtype)
+
+
+def mxfp8_prepared_triton(
+    rows: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, out_dtype: torch.dtype
+) -> torch.Tensor:
+    """Multiply arguments ``mxfp8_prepared_linear`` has already checked."""
+    return add_parts(prepared_parts(rows, weight, scale, out_dtype), out_dtype)
+
+
+def _grouped_mxfp8(
+    rows: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, num_groups: int, out_dtype: torch.dtype
+) -> torch.Tensor:
+    """The same, added and rounded: [M, G * N]."""
+    return add_parts(mxfp8_parts(rows, weight, scale, num_groups, out_dtype), out_dtype)
 
 
 def mxfp8_linear_triton(

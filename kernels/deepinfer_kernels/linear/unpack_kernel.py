@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from deepinfer_kernels import tiling
-from deepinfer_kernels.linear.prepare_kernel import padded_depth
+from deepinfer_kernels.linear.weights import padded_depth
 from deepinfer_kernels.triton_formats import load_packed_scale, unpack_e4m3
 
 

@@ -23,7 +23,7 @@ def _wide_matmul_kernel(
     out_stride_m,
     K: tl.constexpr,
     SHIFT: tl.constexpr,
-    SPLIT_K: tl.constexpr,
+    PART_STEPS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -38,19 +38,23 @@ def _wide_matmul_kernel(
     within = tl.program_id(0) % (GROUP_ROWS * tiles_n)
     first_m = (strip * GROUP_ROWS + within % strip_rows) * BLOCK_M
     first_n = within // strip_rows * BLOCK_N
+    STEPS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     acc = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
-    if SPLIT_K < K:
-        for part in range(0, K, SPLIT_K):
-            part_acc = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
-            for start in tl.range(part, tl.minimum(part + SPLIT_K, K), BLOCK_K, num_stages=NUM_STAGES):
-                x = x_desc.load([first_m, group * K + start])
-                weight = weight_desc.load([group * num_out + first_n, start])
-                part_acc = tl.dot(x, weight.T, part_acc)
-            acc += part_acc
+    if PART_STEPS < STEPS:
+        # One loop over all parts: loads run ahead across the end of a part, and only there the product is waited for.
+        total = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
+        for step in tl.range(0, STEPS, num_stages=NUM_STAGES):
+            x = x_desc.load([first_m, group * K + step * BLOCK_K])
+            weight = weight_desc.load([group * num_out + first_n, step * BLOCK_K])
+            acc = tl.dot(x, weight.T, acc)
+            if step % PART_STEPS == PART_STEPS - 1:
+                total += acc
+                acc = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
+        acc = total + acc if STEPS % PART_STEPS != 0 else total
     else:
-        for start in tl.range(0, K, BLOCK_K, num_stages=NUM_STAGES):
-            x = x_desc.load([first_m, group * K + start])
-            weight = weight_desc.load([group * num_out + first_n, start])
+        for step in tl.range(0, STEPS, num_stages=NUM_STAGES):
+            x = x_desc.load([first_m, group * K + step * BLOCK_K])
+            weight = weight_desc.load([group * num_out + first_n, step * BLOCK_K])
             acc = tl.dot(x, weight.T, acc)
     m = first_m + tl.arange(0, BLOCK_M)
     n = first_n + tl.arange(0, BLOCK_N)
@@ -94,7 +98,7 @@ def wide_matmul(
         out.stride(0),
         K=weight.shape[1],
         SHIFT=shift,
-        SPLIT_K=split_k,
+        PART_STEPS=triton.cdiv(split_k, block_k),
         BLOCK_M=tile.rows,
         BLOCK_N=tile.columns,
         BLOCK_K=block_k,

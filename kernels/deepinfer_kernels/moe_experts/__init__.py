@@ -29,6 +29,22 @@ def _check_weights(
         checks.require_shape("moe_experts", name, tensor, (num_experts, num_rows, num_columns), "x and w13 set it")
 
 
+def _check_routing(
+    x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, rows: torch.Tensor | None
+) -> None:
+    checks.require_dtype("moe_experts", "topk_idx", topk_idx, (torch.int32,))
+    checks.require_dtype("moe_experts", "topk_weights", topk_weights, (torch.float32,))
+    checks.require_rank("moe_experts", "x", x, 2, "[num_tokens, hidden_size]")
+    checks.require_rank("moe_experts", "topk_idx", topk_idx, 2, "[num_tokens, top_k]")
+    num_tokens, top_k = x.shape[0], topk_idx.shape[1]
+    if top_k == 0:
+        raise ShapeError(f"moe_experts: topk_idx is {list(topk_idx.shape)}, expected top_k >= 1; route the rows first")
+    if rows is not None:
+        checks.require_shape("moe_experts", "rows", rows, (num_tokens, rows.shape[-1]), "one row per row of x")
+    checks.require_shape("moe_experts", "topk_idx", topk_idx, (num_tokens, top_k), "one row per row of x")
+    checks.require_shape("moe_experts", "topk_weights", topk_weights, (num_tokens, top_k), "one per chosen expert")
+
+
 def moe_experts(
     x: torch.Tensor,
     topk_idx: torch.Tensor,
@@ -40,6 +56,7 @@ def moe_experts(
     *,
     limit: float,
     quantize_input: bool,
+    rows: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute ``w2 @ (topk_weight * swiglu(w1 @ x, w3 @ x))`` for every chosen expert of every token.
 
@@ -55,6 +72,8 @@ def moe_experts(
         w2_scale: [num_experts, hidden_size, intermediate_size / 32] uint8, raw E8M0 bytes.
         limit: swiglu_limit; 0 turns the clamp off.
         quantize_input: round ``x`` and the input of w2 to MXFP8 first (modes ref and q32).
+        rows: ``x`` as ``hc_norm`` prepares it for the experts, with the same ``quantize_input``: it saves the GPU
+            preparing them. None: they are made from ``x``.
 
     Returns:
         [num_tokens, top_k, hidden_size], dtype of ``x``, a new tensor; slot k holds expert ``topk_idx[:, k]``. Products
@@ -69,22 +88,14 @@ def moe_experts(
     Source: REF, classes Expert and MoE; spec 2.10 and 5.2.
     """
     checks.require_activation("moe_experts", "x", x)
-    checks.require_dtype("moe_experts", "topk_idx", topk_idx, (torch.int32,))
-    checks.require_dtype("moe_experts", "topk_weights", topk_weights, (torch.float32,))
-    checks.require_rank("moe_experts", "x", x, 2, "[num_tokens, hidden_size]")
-    checks.require_rank("moe_experts", "topk_idx", topk_idx, 2, "[num_tokens, top_k]")
-    num_tokens, top_k = x.shape[0], topk_idx.shape[1]
-    if top_k == 0:
-        raise ShapeError(f"moe_experts: topk_idx is {list(topk_idx.shape)}, expected top_k >= 1; route the rows first")
-    checks.require_shape("moe_experts", "topk_idx", topk_idx, (num_tokens, top_k), "one row per row of x")
-    checks.require_shape("moe_experts", "topk_weights", topk_weights, (num_tokens, top_k), "one per chosen expert")
+    _check_routing(x, topk_idx, topk_weights, rows)
     _check_weights(x.shape[1], w13, w13_scale, w2, w2_scale)
     # fp32 activations that are not quantised (mode s32, a test mode) are not exact in bf16: the reference runs them.
     if use_triton(x) and (quantize_input or x.dtype == torch.bfloat16):
         from deepinfer_kernels.moe_experts.triton_kernel import moe_experts_triton
 
         return moe_experts_triton(
-            x, topk_idx, topk_weights, w13, w13_scale, w2, w2_scale, limit=limit, quantize_input=quantize_input
+            x, topk_idx, topk_weights, w13, w13_scale, w2, w2_scale, rows, limit=limit, quantize_input=quantize_input
         )
     return moe_experts_reference(
         x, topk_idx, topk_weights, w13, w13_scale, w2, w2_scale, limit=limit, quantize_input=quantize_input

@@ -18,6 +18,7 @@ def moe_experts_triton(
     w13_scale: torch.Tensor,
     w2: torch.Tensor,
     w2_scale: torch.Tensor,
+    rows: torch.Tensor | None,
     *,
     limit: float,
     quantize_input: bool,
@@ -32,7 +33,7 @@ def moe_experts_triton(
     down_tile = tile_for(tiling.EXPERT_DOWN_TILES, average)
     tiles = route_pairs(topk_idx.contiguous(), num_experts, up_tile.rows)
     h = experts_up(
-        prepare_rows(x, codes=tiling.E2M1_CODES, quantize=quantize_input),
+        rows if rows is not None else prepare_rows(x, codes=tiling.E2M1_CODES, quantize=quantize_input),
         packed_operand(w13),
         packed_operand(w13_scale),
         topk_weights.contiguous(),

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from deepinfer_kernels import tiling
-from deepinfer_kernels.linear.prepare_kernel import padded_depth
+from deepinfer_kernels.linear.weights import padded_depth
 from deepinfer_kernels.moe_experts.route_kernel import Tiles
 from deepinfer_kernels.swiglu.triton_kernel import clamped_swiglu
 from deepinfer_kernels.tiling import MatmulTile

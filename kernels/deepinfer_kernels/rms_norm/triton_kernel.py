@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from deepinfer_kernels.launching import as_rows, norm_warps
+from deepinfer_kernels.rms_norm.row_kernel import normed
 
 
 @triton.jit
@@ -16,9 +17,8 @@ def _rms_norm_kernel(x_ptr, weight_ptr, out_ptr, x_stride_t, eps, HIDDEN_SIZE: t
     is_column = h < HIDDEN_SIZE
     x = tl.load(x_ptr + token * x_stride_t + h, mask=is_column, other=0.0).to(tl.float32)
     weight = tl.load(weight_ptr + h, mask=is_column, other=0.0).to(tl.float32)
-    mean_square = tl.div_rn(tl.sum(x * x, axis=0), HIDDEN_SIZE * 1.0)
-    rstd = tl.div_rn(1.0, tl.sqrt_rn(mean_square + eps))
-    tl.store(out_ptr + token * HIDDEN_SIZE + h, x * rstd * weight, mask=is_column)
+    out = normed(x, weight, eps, HIDDEN_SIZE, BLOCK_H)
+    tl.store(out_ptr + token * HIDDEN_SIZE + h, out, mask=is_column)
 
 
 def rms_norm_triton(
