@@ -37,7 +37,7 @@ class Attention(nn.Module):
         self.window = CacheLayer(
             context.vllm_config,
             f"{prefix}.window",
-            window_spec(context.vllm_config, context.records, config.sliding_window),
+            window_spec(context.vllm_config, context.records, config.sliding_window, context.window_rule(layer)),
         )
         self.compressor = Compressor(context, layer, f"{prefix}.compressor") if config.is_kv_source(layer) else None
         self.indexer = Indexer(context, layer, f"{prefix}.indexer") if config.is_index_source(layer) else None
@@ -75,8 +75,8 @@ class Attention(nn.Module):
             rope(key_value, rotation.cos, rotation.sin),
             self.records.window_format,
         )
-        if self.compressor is not None and self.indexer is not None:
-            self.indexer.store(self.compressor(x, step), step)
+        if step.writes_entries:
+            self.write_entries(x, step)
         if self.indexer is not None and self._entries is not None:
             selection = self.indexer.select(x, low_rank_query, self._entries[1], step, selection)
         has_entries = self._entries is not None and selection is not None
@@ -95,6 +95,16 @@ class Attention(nn.Module):
             sin=rotation.sin,
         )
         return self._project(out), selection
+
+    def write_entries(self, x: torch.Tensor, step: Step) -> None:
+        """Store the compressed KV and index keys of a KV source; another layer has none.
+
+        Args:
+            x: [num_tokens, hidden_size], attn-normed.
+            step: the rows.
+        """
+        if self.compressor is not None and self.indexer is not None:
+            self.indexer.store(self.compressor(x, step), step)
 
     def _project(self, out: torch.Tensor) -> torch.Tensor:
         """out: [num_tokens, num_heads, head_dim] -> [num_tokens, hidden_size]."""

@@ -54,3 +54,13 @@ class Block(nn.Module):
         ffn = compute_mix(streams, self.hc_ffn_fn, self.hc_ffn_scale, self.hc_ffn_base, self.config)
         y = self.ffn(self.ffn_norm(hc_collapse(streams, attn.pre)))
         return hc_post(y, streams, ffn.post, ffn.comb), ffn.pre, selection
+
+    def write_entries(self, streams: torch.Tensor, pre: torch.Tensor, step: Step) -> None:
+        """Store what later layers and requests read of rows that do not pass this KV-source layer themselves.
+
+        Args:
+            streams: [num_tokens, hc_mult, hidden_size], as for ``forward``.
+            pre: [num_tokens, hc_mult] fp32, from the previous layer's FFN.
+            step: the rows.
+        """
+        self.attn.write_entries(self.attn_norm(hc_collapse(streams, pre)), step)
