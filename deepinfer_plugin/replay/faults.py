@@ -18,6 +18,7 @@ from deepinfer_plugin.engine_child.faults import Calls
 from deepinfer_plugin.model.attention import Attention
 from deepinfer_plugin.model.step import Step
 from deepinfer_plugin.replay import window
+from deepinfer_plugin.replay.plan import plan_step
 from deepinfer_plugin.replay.window import Chunk, ReplayRule
 from deepinfer_plugin.worker import replay_state
 from deepinfer_plugin.worker.model_state import DeepInferModelState
@@ -136,14 +137,14 @@ def floor_only_in_the_first_chunk() -> Iterator[Calls]:
 @contextmanager
 def _chunks_changed(change: Callable[[Chunk], Chunk]) -> Iterator[Calls]:
     count = Calls()
-    original = replay_state.plan_step
+    original = plan_step
 
-    def plan_step(chunks: Any, rule: ReplayRule) -> Any:
+    def changed(chunks: Any, rule: ReplayRule) -> Any:
         altered = [change(chunk) for chunk in chunks]
         count.calls += altered != list(chunks)
         return original(altered, rule)
 
-    with mock.patch.object(replay_state, "plan_step", plan_step):
+    with mock.patch.object(replay_state, "plan_step", changed):
         yield count
 
 

@@ -51,7 +51,9 @@ def steps(draw: st.DrawFn) -> tuple[ReplayRule, list[list[Chunk]]]:
     requests = [draw(lives(rule)) for _ in range(draw(st.integers(1, 4)))]
     found = []
     while any(requests):
-        chosen = [r for r in requests if r and draw(st.booleans())] or [r for r in requests if r][:1]
+        takes_part = [draw(st.booleans()) for _ in requests]
+        left = [r for r in requests if r]
+        chosen = [r for r, takes in zip(requests, takes_part, strict=True) if r and takes] or left[:1]
         found.append([r.pop(0) for r in chosen])
     return rule, found
 

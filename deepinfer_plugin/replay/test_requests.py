@@ -30,13 +30,13 @@ PLAIN, WITH_ROWS = _Params(), _Params(prompt_logprobs=0)
 
 def test_prompt_log_probabilities_need_every_row() -> None:
     assert not needs_every_row(None)
-    assert not needs_every_row(PLAIN)  # type: ignore[arg-type]
-    assert needs_every_row(WITH_ROWS)  # type: ignore[arg-type]
-    assert needs_every_row(_Params(prompt_logprob_token_ids=[[1]]))  # type: ignore[arg-type]
+    assert not needs_every_row(PLAIN)
+    assert needs_every_row(WITH_ROWS)
+    assert needs_every_row(_Params(prompt_logprob_token_ids=[[1]]))
 
 
 def test_an_answer_says_which_rows_were_computed() -> None:
-    found = describe(ReplaySettings(), 1000, PLAIN)  # type: ignore[arg-type]
+    found = describe(ReplaySettings(), 1000, PLAIN)
     assert found == {
         "decoder": "compact",
         "reason": "",
@@ -48,16 +48,16 @@ def test_an_answer_says_which_rows_were_computed() -> None:
 
 
 def test_an_answer_says_why_its_prompt_was_not_cut() -> None:
-    found = describe(ReplaySettings(), 1000, WITH_ROWS)  # type: ignore[arg-type]
+    found = describe(ReplaySettings(), 1000, WITH_ROWS)
     assert (found["decoder"], found["first_decoder_row"]) == ("off", 0)
     assert found["reason"] == "prompt log-probabilities need every row"
-    off = describe(ReplaySettings(mode=TruncationMode.OFF), 1000, WITH_ROWS)  # type: ignore[arg-type]
+    off = describe(ReplaySettings(mode=TruncationMode.OFF), 1000, WITH_ROWS)
     assert (off["decoder"], off["reason"]) == ("off", "")
 
 
 def test_an_answer_says_that_it_is_approximate() -> None:
     settings = ReplaySettings(encoder=EncoderPolicy(kind="bounded"), allow_approximate=True)
-    assert describe(settings, 10, PLAIN)["is_approximate"] is True  # type: ignore[arg-type]
+    assert describe(settings, 10, PLAIN)["is_approximate"] is True
 
 
 def test_steps_and_requests_are_counted() -> None:
