@@ -94,6 +94,22 @@ def plan_step(chunks: Sequence[Chunk], rule: ReplayRule) -> StepPlan:
     )
 
 
+def plan_decode(
+    num_prompts: Integers, need_every_row: npt.NDArray[np.bool_], num_rows: int, rule: ReplayRule
+) -> StepPlan:
+    """``plan_step`` of a step whose rows all lie behind their prompts, under a rule without segments.
+
+    Args:
+        num_prompts: [num_reqs] tokens of the prompts.
+        need_every_row: [num_reqs].
+        num_rows: rows of the step.
+        rule: the function that is served.
+    """
+    is_cut = np.full(len(num_prompts), rule.keep_tokens is not None) & ~need_every_row
+    floors = np.where(is_cut, np.maximum(num_prompts - (rule.keep_tokens or 0), 0), 0)
+    return StepPlan(num_rows=num_rows, decoder_floors=floors, decoder_rows=None, encoder_passes=())
+
+
 def _decoder_rows(chunks: Sequence[Chunk], floors: Sequence[int], first_rows: Integers) -> Integers | None:
     skipped = [
         min(max(floor - chunk.start, 0), chunk.stop - chunk.start) for chunk, floor in zip(chunks, floors, strict=True)

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepinfer_plugin.replay.plan import EncoderPass, StepPlan, plan_step
+from deepinfer_plugin.replay.plan import EncoderPass, StepPlan, plan_decode, plan_step
 from deepinfer_plugin.replay.window import Chunk, ReplayRule, visible
 
 WINDOW = 6
@@ -166,6 +166,22 @@ def test_passes_hold_every_row_once_and_neighbours_of_a_request_together(
                 assert follows or one.requests[i] != one.requests[i - 1]
             alone = one.replayed_only()
             assert len(alone.positions) == one.num_replayed == alone.num_replayed
+
+
+@given(
+    prompts=st.lists(st.tuples(st.integers(1, 60), st.integers(0, 9), st.booleans()), min_size=1, max_size=5),
+    keep=st.one_of(st.none(), st.integers(WINDOW + 1, 30)),
+)
+def test_a_step_of_decode_rows_is_planned_as_any_other(prompts: list[tuple[int, int, bool]], keep: int | None) -> None:
+    rule = ReplayRule(window=WINDOW, keep_tokens=keep, drops_rows=True)
+    chunks = [
+        Chunk(start=length + done, stop=length + done + 1, num_prompt=length, needs_every_row=every_row)
+        for length, done, every_row in prompts
+    ]
+    want = plan_step(chunks, rule)
+    got = plan_decode(np.array([p[0] for p in prompts]), np.array([p[2] for p in prompts]), len(prompts), rule)
+    assert got.decoder_floors.tolist() == want.decoder_floors.tolist()
+    assert (got.num_rows, got.decoder_rows, got.encoder_passes) == (want.num_rows, want.decoder_rows, ())
 
 
 def test_a_step_before_every_kept_row_computes_none() -> None:

@@ -12,7 +12,7 @@ from vllm.v1.worker.gpu.states import RequestState
 
 from deepinfer_plugin.replay import counters
 from deepinfer_plugin.replay.inputs import EncoderPassInputs, ReplayInputs
-from deepinfer_plugin.replay.plan import EncoderPass, StepPlan, plan_step
+from deepinfer_plugin.replay.plan import EncoderPass, StepPlan, plan_decode, plan_step
 from deepinfer_plugin.replay.requests import needs_every_row
 from deepinfer_plugin.replay.window import Chunk, ReplayRule
 
@@ -50,8 +50,12 @@ class ReplayState:
 
     def plan(self, input_batch: InputBatch) -> StepPlan:
         """The plan of a step. Lengths of decode rows are upper bounds under speculation; all of them are kept."""
+        slots = input_batch.idx_mapping_np
+        if not input_batch.has_prefill and not self.rule.segment:
+            # the common step: no list of requests is built for it
+            return plan_decode(self._num_prompt[slots], self._needs_every_row[slots], input_batch.num_tokens, self.rule)
         chunks = []
-        for index, slot in enumerate(input_batch.idx_mapping_np.tolist()):
+        for index, slot in enumerate(slots.tolist()):
             start = int(input_batch.num_computed_tokens_np[index])
             chunks.append(
                 Chunk(
