@@ -58,7 +58,7 @@ SCENES = {  # name -> (length of the watched prompt, encoder policy, flags)
     "behind": (BEHIND, "exact", (NO_CACHE,)),
     "behind, cached": (BEHIND, "exact", ()),
     "inside, segment": (INSIDE, f"segment:{BLOCK}", (NO_CACHE,)),
-    "behind, segment": (BEHIND, f"segment:{BLOCK}", ()),
+    "behind, segment": (BEHIND, f"segment:{BLOCK}", (NO_CACHE,)),
 }
 
 
@@ -78,9 +78,7 @@ def _progress(results: Results, name: str, length: int) -> int:
     """Tokens that the watched request had computed when it lost its blocks."""
     facts = results[name].requests[f"p{length}"].facts
     assert facts.num_preemptions == 1
-    resumed = 0
-    if results[name].facts.replay["exact_hits"] + results[name].facts.replay["segment_hits"]:
-        resumed = results[name].facts.replay["hit_rows"]
+    resumed = results[name].facts.replay["hit_rows"]  # the only hit there is
     return sum(facts.chunks[0]) + resumed - (length + NUM_OUTPUT - 1)
 
 
