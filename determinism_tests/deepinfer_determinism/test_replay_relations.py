@@ -53,21 +53,21 @@ def related(setting: Setting, workload: Workload, depth: str, device: str) -> Re
     return run_all(schedules, device)
 
 
-@pytest.mark.parametrize("case", replay_relations.cases("full", "cpu"), ids=lambda case: case.name)
+@pytest.mark.parametrize("replayed", replay_relations.cases("full", "cpu"), ids=lambda replayed: replayed.name)
 def test_a_probe_keeps_its_bits_with_replay_on(
-    case: ReplayCase, depth: str, device: str, workload: Workload, related: Results
+    replayed: ReplayCase, depth: str, device: str, workload: Workload, related: Results
 ) -> None:
-    if case not in replay_relations.cases(depth, device):
-        pytest.skip(f"{case.name} belongs to --depth full")
-    comparison = compare_probes(workload, related[case.alone_name], related[case.name])
+    if replayed not in replay_relations.cases(depth, device):
+        pytest.skip(f"{replayed.name} belongs to --depth full")
+    comparison = compare_probes(workload, related[replayed.alone_name], related[replayed.name])
     assert comparison.rows > 0
     assert comparison.differences == 0, comparison.first
-    counts = mechanisms.count(related[case.name])
-    missing = {key: counts[key] for key, least in case.relation.required.items() if counts[key] < least}
+    counts = mechanisms.count(related[replayed.name])
+    missing = {key: counts[key] for key, least in replayed.relation.required.items() if counts[key] < least}
     assert missing == {}
-    replay = related[case.name].facts.replay
+    replay = related[replayed.name].facts.replay
     assert replay["skipped_decoder_rows"] > 0
-    assert (replay["replayed_encoder_rows"] > 0) == (case.encoder != "exact")
+    assert (replay["replayed_encoder_rows"] > 0) == (replayed.encoder != "exact")
 
 
 def test_the_policies_are_two_functions(workload: Workload, related: Results) -> None:
