@@ -36,6 +36,13 @@ def run_all(schedules: Sequence[Schedule], device: str) -> dict[str, ScheduleRes
         return {result.schedule.name: result for stream in streams for result in stream}
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "replayed" in metafunc.fixturenames:
+        option = metafunc.config.getoption
+        cases = replay_relations.cases(option("--depth"), option("--device"))
+        metafunc.parametrize("replayed", cases, ids=[case.name for case in cases])
+
+
 @pytest.fixture(scope="module")
 def setting(device: str) -> Setting:
     return Setting(checkpoint=CHECKPOINT, device=device)
@@ -53,12 +60,7 @@ def related(setting: Setting, workload: Workload, depth: str, device: str) -> Re
     return run_all(schedules, device)
 
 
-@pytest.mark.parametrize("replayed", replay_relations.cases("full", "cpu"), ids=lambda replayed: replayed.name)
-def test_a_probe_keeps_its_bits_with_replay_on(
-    replayed: ReplayCase, depth: str, device: str, workload: Workload, related: Results
-) -> None:
-    if replayed not in replay_relations.cases(depth, device):
-        pytest.skip(f"{replayed.name} belongs to --depth full")
+def test_a_probe_keeps_its_bits_with_replay_on(replayed: ReplayCase, workload: Workload, related: Results) -> None:
     comparison = compare_probes(workload, related[replayed.alone_name], related[replayed.name])
     assert comparison.rows > 0
     assert comparison.differences == 0, comparison.first
