@@ -52,10 +52,19 @@ PATCHES: tuple[Patch, ...] = (
         removal="a hook may change the engine's copy of a request's sampling parameters",
     ),
     Patch(
-        what="RequestState.from_new_request and _new_request_output wrapped: our RequestOutput has a field seed",
-        why="the seed must come back with the answer; RequestOutput has no field for a plugin",
+        what="RequestState.from_new_request and _new_request_output wrapped: our RequestOutput has fields seed "
+        "and replay",
+        why="the seed and the function that was served must come back with the answer; RequestOutput has no field for "
+        "a plugin",
         upstream="vllm/v1/engine/output_processor.py, vLLM 0.33.0; sampling/front_end.py checks the parameters",
         removal="RequestOutput carries the sampling parameters, or fields of a plugin",
+    ),
+    Patch(
+        what="KVCacheManager.get_computed_blocks wrapped: it passes on the longest hit that bounded replay allows",
+        why="rows from the decoder's floor on need the encoder's output, which is not cached; the limit follows from "
+        "the prompt's own length, and no extension point of a model or cache sees a request",
+        upstream="vllm/v1/core/kv_cache_manager.py, vLLM 0.33.0; replay/hits.py checks the parameters",
+        removal="a KV-cache specification may limit the hit of a request",
     ),
 )
 

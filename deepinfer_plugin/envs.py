@@ -9,7 +9,8 @@ import difflib
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -149,6 +150,26 @@ def set_variable(name: str, text: str) -> None:
     """
     parse(name, text)
     os.environ[name] = text
+
+
+@contextmanager
+def variables_set(values: Mapping[str, str]) -> Iterator[None]:
+    """Set some of our variables for the life of the context.
+
+    Raises:
+        SettingError: a value is outside its rule.
+    """
+    before = {name: os.environ.get(name) for name in values}
+    for name, text in values.items():
+        set_variable(name, text)
+    try:
+        yield
+    finally:
+        for name, old in before.items():
+            if old is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = old
 
 
 def child_environment(overrides: Mapping[str, str | None] | None = None) -> dict[str, str]:

@@ -33,9 +33,9 @@ ROWS: tuple[Row, ...] = (
     _row("F2", "confidence-scheduled verification", NOT_BUILT, "needs F1"),
     _row("F3", "confidence temperature", NOT_BUILT, "needs F1"),
     _row("F4", "decode-time curve cache", NOT_BUILT, "needs F2"),
-    _row("F5", "decoder bounded replay", NOT_BUILT, "every prompt row passes every layer"),
-    _row("F6", "replay length", NOT_BUILT, "needs F5"),
-    _row("F7", "SWA bounded replay on a prefix hit", OFF, "windows are cached with their prefix: hits are exact"),
+    _row("F5", "decoder bounded replay", ON, "follows the settings, see replay/status_rows.py"),
+    _row("F6", "replay length", ON, "follows the settings, see replay/status_rows.py"),
+    _row("F7", "encoder bounded replay", OFF, "follows the settings, see replay/status_rows.py"),
     _row("F8", "asynchronous scheduling", ON, "vLLM's default on a GPU; on the CPU vLLM turns it off", VLLM),
     _row("F9", "batch invariance", ON, "every operation of a forward pass is proven at start, or the start stops"),
     _row(
@@ -74,5 +74,5 @@ ROWS: tuple[Row, ...] = (
         "DEEPINFER_JIT_CACHE_DIR: all compiled at start; unset: when needed",
     ),
     _row("X1", "images", NOT_BUILT, "text only; the vision tensors of a checkpoint are checked and not loaded"),
-    _row("X2", "prefix caching", ON, "exact: a hit gives the bits of a full prefill; --no-enable-prefix-caching", VLLM),
+    _row("X2", "prefix caching", ON, "what a hit computes again is F7; --no-enable-prefix-caching", VLLM),
 )

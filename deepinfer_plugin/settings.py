@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from deepinfer_plugin import envs, variables
 from deepinfer_plugin.envs import Environment
+from deepinfer_plugin.replay.settings import EncoderPolicy, ReplaySettings, TruncationMode
 from deepinfer_plugin.variables import PREFIX, VARIABLES, Variable
 
 if TYPE_CHECKING:
@@ -94,6 +95,9 @@ class Settings:
         """
         return cls(environment=envs.load(environ))
 
+    def __post_init__(self) -> None:
+        _ = self.replay  # two of its variables may contradict each other
+
     def __getitem__[T](self, variable: Variable[T]) -> T:
         """The value of any variable of the table: ``settings[variables.LOGGING_INTERVAL_STEP]``."""
         return self.environment[variable]
@@ -114,6 +118,21 @@ class Settings:
     def disable(self) -> bool:
         return self[variables.DISABLE]
 
+    @property
+    def replay(self) -> ReplaySettings:
+        """Bounded replay.
+
+        Raises:
+            SettingError: two of its variables contradict each other.
+        """
+        return ReplaySettings(
+            mode=TruncationMode(self[variables.YOCO_PREFILL_TRUNCATION_MODE]),
+            keep_tokens=self[variables.YOCO_PREFILL_KEEP_TOKENS],
+            max_backtracking_tokens=self[variables.MAX_BACKTRACKING_TOKENS],
+            encoder=self[variables.ENCODER_REPLAY],
+            allow_approximate=self[variables.ALLOW_APPROXIMATE_REPLAY],
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Plain values by the variables' names without their prefix, for provenance and status."""
         return {_key(variable): _plain(self[variable]) for variable in VARIABLES}
@@ -130,4 +149,4 @@ def _key(variable: Variable[Any]) -> str:
 def _plain(value: object) -> object:
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
-    return str(value) if isinstance(value, Path) else value
+    return str(value) if isinstance(value, Path | EncoderPolicy) else value

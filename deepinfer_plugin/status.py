@@ -11,6 +11,7 @@ from deepinfer_plugin.errors import PlatformError
 from deepinfer_plugin.features import OFF, ROWS, VLLM, Row, State
 from deepinfer_plugin.platforms.capabilities import Capabilities
 from deepinfer_plugin.platforms.detect import Decision, current_decision
+from deepinfer_plugin.replay.status_rows import cost_lines, with_replay
 from deepinfer_plugin.settings import Accelerator, Settings
 from deepinfer_plugin.variables import BATCH_INVARIANT, VARIABLES, Variable
 
@@ -89,6 +90,7 @@ class Status:
         for row in self.features:
             values = "".join(f", {name}={text}" for name, text in row.values.items())
             lines.append(f"  {row.key:<4} {row.state:<9} {row.name:<36} {row.why} [{row.origin}{values}]")
+        lines += ["cached prefix, released size", *(f"  {line}" for line in cost_lines())]
         lines += [f"warning: {text}" for text in self.warnings]
         lines += [f"problem: {text}" for text in self.problems]
         return "\n".join(lines)
@@ -102,7 +104,7 @@ def features(settings: Settings, *, is_active: bool) -> tuple[Feature, ...]:
         is_active: whether the plugin takes part at all; if not, no row of it is on.
     """
     is_ours = is_active and settings.batch_invariant
-    return tuple(_feature(row, settings, is_ours=is_ours) for row in ROWS)
+    return tuple(_feature(with_replay(row, settings.replay), settings, is_ours=is_ours) for row in ROWS)
 
 
 def _feature(row: Row, settings: Settings, *, is_ours: bool) -> Feature:

@@ -27,6 +27,7 @@ from deepinfer_plugin.reference.golden import (
     find_golden,
     prefill_cases,
 )
+from deepinfer_plugin.replay.settings import MODE_VARIABLE
 from deepinfer_plugin.settings import Arithmetic
 
 BLOCK_SIZE = 32
@@ -85,6 +86,7 @@ class Scene:
             arithmetic=self.arithmetic,
             flags=ODD_FLAGS if self.is_odd else WHOLE_FLAGS,
             actions=tuple(actions),
+            variables={MODE_VARIABLE: "off"},  # the recorded rows come from full windows
         )
 
 

@@ -17,6 +17,7 @@ from deepinfer_kernels.testing import assert_bitwise_equal
 from deepinfer_plugin.conftest import CheckpointFixture
 from deepinfer_plugin.engine_child.plan import Action, EngineRun, Request
 from deepinfer_plugin.engine_child.run import RequestResult, RunResult, run_engines
+from deepinfer_plugin.replay.settings import MODE_VARIABLE
 from deepinfer_plugin.settings import Arithmetic
 
 Results = Mapping[str, RunResult]
@@ -102,6 +103,7 @@ def _engine(name: str, model: Path, actions: list[Action], *flags: str, fault: s
         flags=(BLOCK_FLAG, *flags),
         actions=tuple(actions),
         faults=(f"{FAULTS}:{fault}",) if fault else (),
+        variables={MODE_VARIABLE: "off"},  # prompt rows are compared, and hits of short prompts
     )
 
 

@@ -7,6 +7,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from deepinfer_plugin.replay.settings import (
+    ALLOW_VARIABLE,
+    BACKTRACKING_VARIABLE,
+    DEFAULT_KEEP_TOKENS,
+    ENCODER_RULE,
+    ENCODER_VARIABLE,
+    KEEP_VARIABLE,
+    MODE_VARIABLE,
+    EncoderPolicy,
+)
 from deepinfer_plugin.value_kinds import FLAG, FOLDER, ID_RANGES, Kind, integer, positive_numbers, word
 
 PREFIX = "DEEPINFER_"
@@ -129,28 +139,40 @@ DECODE_PERF_CACHE_TTL_SEC = Variable(
     meaning="age in seconds from which they are measured again",
 )
 YOCO_PREFILL_TRUNCATION_MODE = Variable(
-    name="DEEPINFER_YOCO_PREFILL_TRUNCATION_MODE",
-    kind=word("off", "mask", "compact"),
-    default="off",
+    name=MODE_VARIABLE,
+    kind=word("compact", "mask", "off"),
+    default="compact",
     feature="F5",
-    not_built="every prompt row passes every layer",
-    meaning="whether prompt rows outside the last ones skip the decoder layers",
+    meaning="decoder layers compute the last prompt rows only (`mask`: all rows, same answers) or all of them (`off`)",
 )
 YOCO_PREFILL_KEEP_TOKENS = Variable(
-    name="DEEPINFER_YOCO_PREFILL_KEEP_TOKENS",
-    kind=integer(0),
-    default="0",
+    name=KEEP_VARIABLE,
+    kind=integer(1),
+    default=str(DEFAULT_KEEP_TOKENS),
     feature="F6",
-    not_built="every prompt row passes every layer",
-    meaning="prompt rows that pass the decoder layers",
+    meaning="how many last prompt rows, at least window + backtracking; another number gives other answers",
 )
 MAX_BACKTRACKING_TOKENS = Variable(
-    name="DEEPINFER_MAX_BACKTRACKING_TOKENS",
+    name=BACKTRACKING_VARIABLE,
     kind=integer(0),
     default="0",
     feature="F6",
-    not_built="every prompt row passes every layer",
-    meaning="tokens that a request may be taken back by",
+    meaning="backtracking: tokens that a request may be taken back by, if more than drafts + 1",
+)
+ENCODER_REPLAY = Variable(
+    name=ENCODER_VARIABLE,
+    kind=Kind(rule=ENCODER_RULE, parse=EncoderPolicy.parse, words=("exact", "segment:N", "bounded")),
+    default="exact",
+    feature="F7",
+    meaning="encoder windows after a hit: cached with the prefix, computed again at each multiple of N, or at the hit",
+)
+ALLOW_APPROXIMATE_REPLAY = Variable(
+    name=ALLOW_VARIABLE,
+    kind=FLAG,
+    default="0",
+    feature="F7",
+    changes_answers=False,  # the policy that it allows does
+    meaning="`1`: allows `bounded`, with which a prefix hit changes the answer",
 )
 ZERO_OVERHEAD_SCHEDULING = Variable(
     name="DEEPINFER_ZERO_OVERHEAD_SCHEDULING",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -12,12 +13,18 @@ from typing import Any
 import pytest
 
 from deepinfer_plugin import envs
+from deepinfer_plugin.model.config import ModelConfig
 from deepinfer_plugin.reference.released_config import released_config_dict
+from deepinfer_plugin.replay.memory import WINDOW_BLOCK, prefix_cost
+from deepinfer_plugin.replay.settings import ENCODER_VARIABLE, EncoderPolicy
+from deepinfer_plugin.variables import VARIABLES
 
 BYTES_PER_TOKEN = 890
 BLOCK_SIZE = 128
 WINDOW_BYTES, COMPRESSED_BYTES, INDEX_BYTES = 528, 288, 68
 NUM_LAYERS = 40
+SLIDING_WINDOW = 128
+SEGMENT = EncoderPolicy(kind="segment", segment=4096)
 RATIOS = {2: 2, 8: 2, 14: 2, 20: 1}  # KV-source layer -> tokens per entry
 
 Cache = dict[str, Any]
@@ -45,12 +52,23 @@ def _write_model(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """``CachePlan`` of the released model, as JSON."""
-    folder = tmp_path_factory.mktemp("released")
+    """``CachePlan`` of the released model, as JSON, with the default settings."""
+    return _plan(tmp_path_factory.mktemp("released"), {})
+
+
+@pytest.fixture(scope="module")
+def segment_plan(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The same where no window is kept with its prefix."""
+    return _plan(tmp_path_factory.mktemp("segment"), {ENCODER_VARIABLE: str(SEGMENT)})
+
+
+def _plan(folder: Path, variables: dict[str, str]) -> dict[str, Any]:
     _write_model(folder)
     out = folder / "plan.json"
     command = [sys.executable, "-m", "deepinfer_plugin.engine_child.planning", str(folder), str(out)]
-    environment = envs.child_environment({"DEEPINFER_ARITHMETIC": None})
+    ours: dict[str, str | None] = {variable.name: None for variable in VARIABLES}
+    ours["DEEPINFER_ACCELERATOR"] = "cpu"
+    environment = envs.child_environment({**ours, **variables})
     result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
     loaded: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
@@ -84,6 +102,36 @@ def test_a_block_of_vllms_pool_is_128_tokens_of_890_bytes(plan: dict[str, Any]) 
     assert {cache["block_size"] for cache in growing} == {BLOCK_SIZE}
     assert plan["pool_bytes"] / plan["num_blocks"] == BYTES_PER_TOKEN * BLOCK_SIZE
     assert {cache["block_stride"] for cache in plan["caches"]} == {BYTES_PER_TOKEN * BLOCK_SIZE}
+
+
+def _kept(plan: dict[str, Any]) -> list[int]:
+    """Layers whose windows are kept with their prefix."""
+    return sorted(layer for layer, cache in _named(plan, ".window").items() if cache["is_prefix_cacheable"])
+
+
+def test_the_windows_of_the_encoder_are_kept_under_exact_and_none_under_segment(
+    plan: dict[str, Any], segment_plan: dict[str, Any]
+) -> None:
+    assert _kept(plan) == list(range(max(RATIOS)))
+    assert _kept(segment_plan) == []
+    for one in (plan, segment_plan):
+        growing = [cache for cache in one["caches"] if cache["kind"] == "MLAAttentionSpec"]
+        assert all(cache["is_prefix_cacheable"] for cache in growing)
+
+
+@pytest.mark.parametrize("policy", [EncoderPolicy(), SEGMENT], ids=str)
+def test_the_cost_of_a_cached_prefix_is_that_of_vllms_plan(
+    policy: EncoderPolicy, plan: dict[str, Any], segment_plan: dict[str, Any]
+) -> None:
+    found = plan if policy == EncoderPolicy() else segment_plan
+    cost = prefix_cost(ModelConfig.from_dict(released_config_dict()), policy)
+    kept = [cache for cache in _named(found, ".window").values() if cache["is_prefix_cacheable"]]
+    pages = math.ceil((SLIDING_WINDOW - 1) / WINDOW_BLOCK)
+    assert cost.growing_bytes_per_token == BYTES_PER_TOKEN
+    assert cost.window_bytes_per_boundary == sum(cache["page_bytes"] * pages for cache in kept)
+    blocks = len({cache["group"] for cache in kept}) * pages  # every group takes blocks of its own from the pool
+    assert cost.pool_bytes_per_boundary == blocks * found["pool_bytes"] // found["num_blocks"]
+    assert all(cache["block_size"] == WINDOW_BLOCK for cache in kept)
 
 
 def test_no_two_caches_of_a_group_overlap_in_a_block(plan: dict[str, Any]) -> None:

@@ -26,6 +26,7 @@ from deepinfer_plugin.engine_child.plan import (
     runs_from_json,
 )
 from deepinfer_plugin.platforms.detect import platform_class
+from deepinfer_plugin.replay import counters
 
 if TYPE_CHECKING:
     from vllm import RequestOutput, SamplingParams
@@ -106,6 +107,7 @@ class EngineDriver:
         self._vocab_size = int(self._engine.model_config.get_vocab_size())
         self._observer = _Observer(self._engine)
         self._states: dict[str, _State] = {}
+        self._replay_before = counters.snapshot()
 
     def act(self, action: Action) -> None:
         """Carry out one action, then its engine steps."""
@@ -141,6 +143,7 @@ class EngineDriver:
             kv_usage=self._observer.kv_usage,
             fault_calls=fault_calls,
             requests={name: self._request_facts(state) for name, state in self._states.items()},
+            replay=counters.since(self._replay_before),
         )
 
     def arrays(self, prefix: str) -> dict[str, np.ndarray]:
@@ -242,6 +245,7 @@ def run_engine(run: EngineRun) -> tuple[RunFacts, dict[str, np.ndarray]]:
     envs.set_variable("DEEPINFER_ARITHMETIC", run.arithmetic.value)
     begin_s = time.monotonic()
     with ExitStack() as stack:
+        stack.enter_context(envs.variables_set(run.variables))
         driver = EngineDriver(run)
         stack.callback(driver.close)
         counters = {path: stack.enter_context(_load(path)()) for path in run.faults}

@@ -51,7 +51,7 @@ class EngineRun:
 
     ``flags`` are those of ``vllm serve`` and stand after the defaults of ``child.py``. ``faults`` are import paths
     ``module:function`` of context managers without arguments, entered when the engine has started: its own proof of
-    batch invariance at start-up would refuse some of them.
+    batch invariance at start-up would refuse some of them. ``variables`` are DEEPINFER_* variables for this engine.
     """
 
     name: str
@@ -60,6 +60,7 @@ class EngineRun:
     flags: tuple[str, ...] = ()
     actions: tuple[Action, ...] = ()
     faults: tuple[str, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +93,7 @@ class RunFacts:
     """What happened in an engine. ``steps`` lists per engine step the tokens computed for each request.
 
     ``kv_usage`` is the share of cache blocks still held at the end, 0 unless requests are left. ``fault_calls`` counts
-    per planted fault how often its changed code ran.
+    per planted fault how often its changed code ran. ``replay`` are the counts of ``replay.counters`` by name.
     """
 
     steps: tuple[Mapping[str, int], ...] = ()
@@ -102,6 +103,7 @@ class RunFacts:
     kv_usage: float = 0.0
     fault_calls: Mapping[str, int] = field(default_factory=dict)
     requests: Mapping[str, RequestFacts] = field(default_factory=dict)
+    replay: Mapping[str, int] = field(default_factory=dict)
 
 
 def runs_to_json(runs: Sequence[EngineRun]) -> list[dict[str, Any]]:

@@ -20,7 +20,8 @@ PLANNED_BLOCKS = 1000
 class PlannedCache:
     """One cache: what its specification says and where vLLM puts it.
 
-    ``offset`` and ``block_stride`` are bytes in the pool that all groups share.
+    ``offset`` and ``block_stride`` are bytes in the pool that all groups share. ``is_prefix_cacheable``: whether its
+    blocks are kept with their prefix, and every hit needs them.
     """
 
     name: str
@@ -30,6 +31,7 @@ class PlannedCache:
     page_bytes: int
     offset: int
     block_stride: int
+    is_prefix_cacheable: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +79,7 @@ def plan_cache(model_dir: Path, flags: Sequence[str] = ()) -> CachePlan:
             page_bytes=specs[name].page_size_bytes,
             offset=tensor.offset + index * tensor.layer_stride,
             block_stride=tensor.block_stride,
+            is_prefix_cacheable=specs[name].prefix_cacheable,
         )
         for tensor in config.kv_cache_tensors
         for index, name in enumerate(tensor.layers)

@@ -42,7 +42,7 @@ class Attention(nn.Module):
         self.window = CacheLayer(
             context.vllm_config,
             f"{prefix}.window",
-            window_spec(context.vllm_config, context.records, config.sliding_window),
+            window_spec(context.vllm_config, context.records, config.sliding_window, context.window_rule(layer)),
         )
         self.compressor = Compressor(context, layer, f"{prefix}.compressor") if config.is_kv_source(layer) else None
         self.indexer = Indexer(context, layer, f"{prefix}.indexer") if config.is_index_source(layer) else None
@@ -87,8 +87,8 @@ class Attention(nn.Module):
             rope(key_value, rotation.cos, rotation.sin),
             self.records.window_format,
         )
-        if self.compressor is not None and self.indexer is not None:
-            self.indexer.store(self.compressor(x, step), step)
+        if step.writes_entries:
+            self.write_entries(x, step)
         if self.indexer is not None and self._entries is not None:
             selection = self.indexer.select(x, query_rows, self._entries[1], step, selection)
         has_entries = self._entries is not None and selection is not None
@@ -120,6 +120,16 @@ class Attention(nn.Module):
             out_dtype=given.x.dtype,
             quantize=self.arithmetic.quantize,
         )
+
+    def write_entries(self, x: torch.Tensor, step: Step) -> None:
+        """Store the compressed KV and index keys of a KV source; another layer has none.
+
+        Args:
+            x: [num_tokens, hidden_size], attn-normed.
+            step: the rows.
+        """
+        if self.compressor is not None and self.indexer is not None:
+            self.indexer.store(self.compressor(x, step), step)
 
     def _project(self, out: torch.Tensor, streams: torch.Tensor, mix: Mix) -> torch.Tensor:
         """out: [num_tokens, num_heads, head_dim] -> new streams."""

@@ -58,3 +58,15 @@ class Block(nn.Module):
         norm = self.ffn_norm
         given = hc_norm(streams, attn.pre, norm.weight, norm.eps, quantize=self.quantize, for_experts=True)
         return self.ffn(given, streams, ffn), ffn.pre, selection
+
+    def write_entries(self, streams: torch.Tensor, pre: torch.Tensor, step: Step) -> None:
+        """Store what later layers and requests read of rows that do not pass this KV-source layer themselves.
+
+        Args:
+            streams: [num_tokens, hc_mult, hidden_size], as for ``forward``.
+            pre: [num_tokens, hc_mult] fp32, from the previous layer's FFN.
+            step: the rows.
+        """
+        norm = self.attn_norm
+        given = hc_norm(streams, pre, norm.weight, norm.eps, quantize=self.quantize, for_experts=False)
+        self.attn.write_entries(given.x, step)

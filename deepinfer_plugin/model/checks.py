@@ -8,11 +8,14 @@ from vllm.model_executor.models.config import DeepseekV4ForCausalLMConfig
 from vllm.platforms import current_platform
 
 from deepinfer_plugin import envs
+from deepinfer_plugin.cache.specs import block_size, num_drafts
 from deepinfer_plugin.errors import ConfigError, SettingError
 from deepinfer_plugin.model.config import ModelConfig
 from deepinfer_plugin.model.graphs import graph_mode
 from deepinfer_plugin.model.weights import check_checkpoint, check_tokenizer
+from deepinfer_plugin.replay.settings import ENCODER_VARIABLE, MODE_VARIABLE, ReplaySettings
 from deepinfer_plugin.sampling import front_end
+from deepinfer_plugin.settings import Settings
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig as EngineModelConfig
@@ -46,9 +49,11 @@ class DeepseekV41Checks(DeepseekV4ForCausalLMConfig):
     @staticmethod
     def verify_and_update_config(vllm_config: "VllmConfig") -> None:
         check_engine_options(vllm_config)
+        check_replay(vllm_config, Settings.from_envs().replay)
+        _keep_encoder_windows(vllm_config, Settings.from_envs().replay)
         if vllm_config.cache_config.swa_bounded_replay:
             vllm_config.cache_config.swa_bounded_replay = False
-            logger.info("SWA bounded replay is off: window KV is cached with the prefix and a hit is exact")
+            logger.info("vLLM's own SWA bounded replay is off; ours follows DEEPINFER_YOCO_PREFILL_TRUNCATION_MODE")
         front_end.install()
         compilation = vllm_config.compilation_config
         has_graphs = current_platform.is_cuda() and not vllm_config.model_config.enforce_eager
@@ -64,6 +69,44 @@ def refuse_unbuilt() -> None:
     refused = envs.refusals(envs.load(), is_our_model=True)
     if refused:
         raise SettingError(refused[0])
+
+
+def check_replay(vllm_config: "VllmConfig", replay: ReplaySettings) -> None:
+    """Refuse replay settings that the model or the engine cannot keep.
+
+    Raises:
+        SettingError: too few kept rows, or a segment that is no multiple of the block.
+        ConfigError: KV blocks come from elsewhere, or drafts would cross a border.
+    """
+    config = ModelConfig.from_hf(vllm_config.model_config.hf_config)
+    replay.check_model(config.sliding_window, num_drafts(vllm_config), block_size(vllm_config))
+    if replay.is_on and vllm_config.kv_transfer_config is not None:
+        raise ConfigError(
+            f"DeepseekV41ForCausalLM: kv_transfer_config is set and {MODE_VARIABLE} is {replay.mode.value!r}, expected "
+            "no KV transfer: its hits do not keep to the floor of the prompt; leave it out, or set the mode to off"
+        )
+    if replay.encoder.kind != "exact" and vllm_config.speculative_config is not None:
+        raise ConfigError(
+            f"DeepseekV41ForCausalLM: speculative_config is set and {ENCODER_VARIABLE} is {str(replay.encoder)!r}, "
+            "expected exact: with drafts the host does not know which row crosses a border"
+        )
+    if replay.is_approximate:
+        logger.warning(
+            "replay: %s is bounded: a prefix hit changes the bits of an answer, by the length of the hit",
+            ENCODER_VARIABLE,
+        )
+
+
+def _keep_encoder_windows(vllm_config: "VllmConfig", replay: ReplaySettings) -> None:
+    """Under ``exact`` keep the windows at every boundary, unless the user spaces them out.
+
+    vLLM's default, 0, keeps those at the end of a prompt only. A hit ends at the floor of the prompt or before it, and
+    would then never find them.
+    """
+    cache = vllm_config.cache_config
+    if replay.is_on and replay.encoder.kind == "exact" and cache.prefix_cache_retention_interval == 0:
+        cache.prefix_cache_retention_interval = None
+        logger.info("Prefix cache: encoder windows are kept at every block, as %s=exact needs", ENCODER_VARIABLE)
 
 
 def check_engine_options(vllm_config: "VllmConfig") -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from deepinfer_plugin.cache.records import KVRecords
 from deepinfer_plugin.model.config import ModelConfig
 from deepinfer_plugin.model.side_stream import SideStream
+from deepinfer_plugin.replay.window import ReplayRule
 from deepinfer_plugin.settings import Arithmetic
 
 if TYPE_CHECKING:
@@ -14,10 +15,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildContext:
-    """Configuration of the model, of the engine around it, and the arithmetic mode."""
+    """Configuration of the model, of the engine around it, the arithmetic mode, and the rule of bounded replay."""
 
     vllm_config: "VllmConfig"
     config: ModelConfig
     arithmetic: Arithmetic
     records: KVRecords
+    rule: ReplayRule
     side: SideStream = field(default_factory=SideStream)
+
+    def window_rule(self, layer: int) -> ReplayRule | None:
+        """The rule by which the window of a layer is computed again after a prefix hit; None: it is cached."""
+        if layer >= self.config.kv_source_layer_ids[-1]:
+            return self.rule if self.rule.keep_tokens is not None else None
+        return None if self.rule.caches_encoder_windows else self.rule

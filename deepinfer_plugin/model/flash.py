@@ -12,6 +12,7 @@ from vllm.logger import init_logger
 from deepinfer_kernels.hc_collapse import hc_collapse
 from deepinfer_plugin import __version__, envs
 from deepinfer_plugin.cache.records import KVRecords
+from deepinfer_plugin.cache.specs import num_drafts
 from deepinfer_plugin.encoding.token_map import build_token_map
 from deepinfer_plugin.model.block import Block
 from deepinfer_plugin.model.config import ModelConfig
@@ -24,6 +25,8 @@ from deepinfer_plugin.model.rope import RotaryTables
 from deepinfer_plugin.model.step import Step
 from deepinfer_plugin.model.weights import load_into
 from deepinfer_plugin.platforms.capabilities import KERNEL_SETS
+from deepinfer_plugin.replay.inputs import EncoderPassInputs, ReplayInputs
+from deepinfer_plugin.replay.window import ReplayRule
 from deepinfer_plugin.settings import Settings
 
 if TYPE_CHECKING:
@@ -61,11 +64,13 @@ class DeepseekV41ForCausalLM(nn.Module):
         settings = Settings.from_envs()
         envs.enter_batch_invariant_mode(vllm_config.device_config.device_type)
         config = ModelConfig.from_hf(vllm_config.model_config.hf_config)
+        self.rule = ReplayRule.from_settings(settings.replay, config.sliding_window, num_drafts(vllm_config))
         context = BuildContext(
             vllm_config=vllm_config,
             config=config,
             arithmetic=settings.arithmetic,
             records=KVRecords.from_model(config, settings.arithmetic),
+            rule=self.rule,
         )
         self.config, self.arithmetic = config, settings.arithmetic
         self.embed = Embedding(config.vocab_size, config.hidden_size)
@@ -77,7 +82,8 @@ class DeepseekV41ForCausalLM(nn.Module):
             kv_source = block.attn if config.is_kv_source(layer) else kv_source
             blocks.append(block)
         self.layers = nn.ModuleList(blocks)
-        self._blocks = tuple(blocks)
+        cut = config.kv_source_layer_ids[-1]
+        self._encoder, self._decoder = tuple(blocks[:cut]), tuple(blocks[cut:])
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.head = PlainLinear(config.vocab_size, config.hidden_size)
         self.register_buffer("token_map", _token_map(vllm_config, config), persistent=False)
@@ -108,6 +114,7 @@ class DeepseekV41ForCausalLM(nn.Module):
         inputs_embeds: torch.Tensor | None = None,
         *,
         lookback_ids: torch.Tensor,
+        replay: ReplayInputs | None = None,
     ) -> torch.Tensor:
         """Run all layers on the rows of a step.
 
@@ -118,28 +125,90 @@ class DeepseekV41ForCausalLM(nn.Module):
             inputs_embeds: unused; text only.
             lookback_ids: [num_tokens, engram_max_ngram_size - 1] int64, the ids before each token, nearest first,
                 -1 before the start of the request.
+            replay: what bounded replay computes of the step; None: every row, with full windows.
 
         Returns:
-            [num_tokens, hidden_size], after the final norm.
+            [num_tokens, hidden_size], after the final norm; 0 in a row that does not pass the decoder layers.
 
         Invariance: bitwise per row, given the request's tokens; the other rows of the step do not matter.
         """
         del intermediate_tensors, inputs_embeds
         attn_metadata = get_forward_context().attn_metadata
-        step = Step(positions, attn_metadata, self.rotary, self.config.sliding_window) if attn_metadata else None
-        compressed_ids: torch.Tensor | None = None
-        if self.config.engram_layer_ids:
-            ngrams = torch.cat((input_ids[:, None].long(), lookback_ids), dim=1)
-            compressed_ids = ngram_ids(ngrams, self.token_map, self.pad_id)
+        step = None
+        if attn_metadata:
+            step = Step.of_batch(positions, attn_metadata, self.rotary, self.config.sliding_window)
+        compressed_ids = self._compressed_ids(input_ids, lookback_ids)
+        if replay is not None and replay.encoder_passes and step is not None:
+            streams, pre = self._encode_in_passes(input_ids.shape[0], step, replay.encoder_passes)
+        else:
+            streams, pre = self._encode(input_ids, compressed_ids, step)
+        return self._decode(streams, pre, compressed_ids, step, replay)
+
+    def replay_windows(self, passes: Iterable[EncoderPassInputs], positions: torch.Tensor) -> None:
+        """Compute encoder windows again, for a step whose own rows run in a CUDA graph; within a forward context.
+
+        Args:
+            passes: replayed rows only.
+            positions: [num_tokens] int64, of the step.
+        """
+        metadata = get_forward_context().attn_metadata
+        step = Step.of_batch(positions, metadata, self.rotary, self.config.sliding_window)
+        for one in passes:
+            self._encode_pass(one, step)
+
+    def _compressed_ids(self, input_ids: torch.Tensor, lookback_ids: torch.Tensor) -> torch.Tensor | None:
+        """[num_tokens, engram_max_ngram_size] ids for the Engram layers; None without such layers."""
+        if not self.config.engram_layer_ids:
+            return None
+        return ngram_ids(torch.cat((input_ids[:, None].long(), lookback_ids), dim=1), self.token_map, self.pad_id)
+
+    def _encode(
+        self, input_ids: torch.Tensor, compressed_ids: torch.Tensor | None, step: Step | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Layers before the last KV source, on rows from their embedding on; returns streams and pre-mix."""
         embedded = self.embed_input_ids(input_ids)
         streams = embedded[:, None, :].expand(-1, self.config.hc_mult, -1).contiguous()
-        pre = identity_pre_mix(streams)
-        selection: Selection | None = None
-        for block in self._blocks:
-            if block.engram is not None:
-                streams = block.engram(streams, compressed_ids)
-            streams, pre, selection = block(streams, pre, step, selection)
-        return self.norm(hc_collapse(streams, pre))
+        return _run(self._encoder, streams, identity_pre_mix(streams), compressed_ids, step)
+
+    def _encode_pass(self, one: EncoderPassInputs, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = step.replaying(one.positions, one.req_idx, one.floors, one.source_rows)
+        return self._encode(one.input_ids, self._compressed_ids(one.input_ids, one.lookback_ids), rows)
+
+    def _encode_in_passes(
+        self, num_tokens: int, step: Step, passes: tuple[EncoderPassInputs, ...]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same where windows are computed again at borders inside the step; rows come back in its order."""
+        config = self.config
+        shape, dtype = (num_tokens, config.hc_mult, config.hidden_size), self.arithmetic.activation_dtype
+        streams = torch.zeros(shape, dtype=dtype, device=step.positions.device)
+        pre = torch.zeros(shape[:2], device=step.positions.device)
+        for one in passes:
+            pass_streams, pass_pre = self._encode_pass(one, step)
+            streams[one.step_rows] = pass_streams[one.own_rows]
+            pre[one.step_rows] = pass_pre[one.own_rows]
+        return streams, pre
+
+    def _decode(
+        self,
+        streams: torch.Tensor,
+        pre: torch.Tensor,
+        compressed_ids: torch.Tensor | None,
+        step: Step | None,
+        replay: ReplayInputs | None,
+    ) -> torch.Tensor:
+        """Layers from the last KV source on, on the rows that are kept; hidden states of all rows, after the norm."""
+        if step is not None and replay is not None:
+            step = step.with_floors(replay.decoder_floors)
+        rows = None if replay is None else replay.decoder_rows
+        if rows is None or step is None:
+            return self.norm(hc_collapse(*_run(self._decoder, streams, pre, compressed_ids, step)))
+        self._decoder[0].write_entries(streams, pre, step)
+        hidden_states = streams.new_zeros(streams.shape[0], streams.shape[2])
+        if rows.shape[0] > 0:
+            kept_ids = None if compressed_ids is None else compressed_ids[rows]
+            kept = _run(self._decoder, streams[rows], pre[rows], kept_ids, step.kept(rows))
+            hidden_states[rows] = self.norm(hc_collapse(*kept))
+        return hidden_states
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """hidden_states: [num_rows, hidden_size] -> [num_rows, vocab_size] fp32."""
@@ -152,6 +221,25 @@ class DeepseekV41ForCausalLM(nn.Module):
             CheckpointError: a tensor is missing, unknown, given twice, or has the wrong shape or dtype.
         """
         return load_into(self, weights, self.config)
+
+
+def _run(
+    blocks: tuple[Block, ...],
+    streams: torch.Tensor,
+    pre: torch.Tensor,
+    compressed_ids: torch.Tensor | None,
+    step: Step | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pass rows through consecutive layers.
+
+    No selection goes from the encoder to the decoder: the decoder's first layer is an index source.
+    """
+    selection: Selection | None = None
+    for block in blocks:
+        if block.engram is not None:
+            streams = block.engram(streams, compressed_ids)
+        streams, pre, selection = block(streams, pre, step, selection)
+    return streams, pre
 
 
 def _token_map(vllm_config: "VllmConfig", config: ModelConfig) -> torch.Tensor:

@@ -13,34 +13,110 @@ if TYPE_CHECKING:
 
 
 class Step:
-    """One forward pass over a batch; computed on the device from buffers that a CUDA graph can replay.
+    """Rows that pass layers together; computed on the device from buffers that a CUDA graph can replay.
 
     Attributes:
-        positions: [num_tokens] int64.
-        req_idx: [num_tokens] int32, row of the request in the batch; -1 for a row that only pads the batch.
+        positions: [num_rows] int64.
+        req_idx: [num_rows] int32, row of the request in the batch; -1 for a row that only pads the batch.
+        attn_metadata: of the engine step, by cache.
         max_seq_len: upper bound of the context lengths, known on the host.
+        writes_entries: whether the rows store compressed KV and index keys; if not, they are stored already.
     """
 
     def __init__(
         self,
         positions: torch.Tensor,
+        req_idx: torch.Tensor,
         attn_metadata: Mapping[str, "CacheMetadata"],
         tables: RotaryTables,
         sliding_window: int,
+        *,
+        floors: torch.Tensor | None = None,
+        source_rows: torch.Tensor | None = None,
+        has_replayed_rows: bool = False,
+        writes_entries: bool = True,
     ) -> None:
+        """Rows of an engine step.
+
+        Args:
+            positions: [num_rows] int64.
+            req_idx: [num_rows] int32.
+            attn_metadata: of the engine step, by cache.
+            tables: rotation tables of the model.
+            sliding_window: of the model.
+            floors: [num_rows] int64, first window key that a row may see; None: no floor.
+            source_rows: [num_rows] int64, row of the engine step, -1 for a replayed row; None: all its rows in order.
+            has_replayed_rows: whether any source row is -1.
+            writes_entries: see above.
+        """
         self.positions = positions
+        self.req_idx = req_idx
         self.attn_metadata = attn_metadata
+        self.max_seq_len = next(iter(attn_metadata.values())).max_seq_len
+        self.writes_entries = writes_entries
         self._tables = tables
         self._sliding_window = sliding_window
+        self._floors = torch.zeros_like(positions) if floors is None else floors
+        self._source_rows = source_rows
+        self._has_replayed_rows = has_replayed_rows
+        self._rotations: dict[tuple[int, int], Rotation] = {}
+        self._window_slots: dict[int, torch.Tensor] = {}
+
+    @classmethod
+    def of_batch(
+        cls,
+        positions: torch.Tensor,
+        attn_metadata: Mapping[str, "CacheMetadata"],
+        tables: RotaryTables,
+        sliding_window: int,
+    ) -> "Step":
+        """All rows of an engine step, without floors; positions: [num_tokens] int64."""
         first = next(iter(attn_metadata.values()))
-        self.max_seq_len = first.max_seq_len
         rows = torch.arange(positions.shape[0], dtype=torch.int32, device=positions.device)
         ends = first.query_start_loc[1:]
         req_idx = torch.searchsorted(ends, rows, right=True, out_int32=True)
-        self.req_idx = torch.where(rows < ends[-1], req_idx, -1)
-        self._floor = torch.zeros_like(positions)
-        self._rotations: dict[tuple[int, int], Rotation] = {}
-        self._window_slots: dict[int, torch.Tensor] = {}
+        return cls(positions, torch.where(rows < ends[-1], req_idx, -1), attn_metadata, tables, sliding_window)
+
+    def with_floors(self, request_floors: torch.Tensor) -> "Step":
+        """The same rows, each with the window floor of its request; request_floors: [max_num_reqs] int64."""
+        step = Step(
+            self.positions,
+            self.req_idx,
+            self.attn_metadata,
+            self._tables,
+            self._sliding_window,
+            floors=request_floors[self.req_idx.clamp_min(0).long()],
+        )
+        step._rotations = self._rotations
+        return step
+
+    def kept(self, rows: torch.Tensor) -> "Step":
+        """Only ``rows`` [num_kept] int64 of this engine step; their entries are stored with those of all rows."""
+        return Step(
+            self.positions[rows],
+            self.req_idx[rows],
+            self.attn_metadata,
+            self._tables,
+            self._sliding_window,
+            floors=self._floors[rows],
+            source_rows=rows,
+            writes_entries=False,
+        )
+
+    def replaying(
+        self, positions: torch.Tensor, req_idx: torch.Tensor, floors: torch.Tensor, source_rows: torch.Tensor
+    ) -> "Step":
+        """Rows of this engine step beside replayed ones, whose source row is -1; arguments as in ``__init__``."""
+        return Step(
+            positions,
+            req_idx,
+            self.attn_metadata,
+            self._tables,
+            self._sliding_window,
+            floors=floors,
+            source_rows=source_rows,
+            has_replayed_rows=True,
+        )
 
     def rotation(self, ratio: int) -> Rotation:
         """Rotation of queries and window keys at their own positions."""
@@ -51,7 +127,7 @@ class Step:
         return self._rotation(self.positions - self.positions % ratio, 1, ratio)
 
     def window_slots(self, metadata: "CacheMetadata") -> torch.Tensor:
-        """[num_tokens, sliding_window] int64 token slots, ascending positions first, then -1."""
+        """[num_rows, sliding_window] int64 token slots, ascending positions first, then -1."""
         key = metadata.block_table.data_ptr()
         if key not in self._window_slots:
             self._window_slots[key] = window_slots(
@@ -60,21 +136,34 @@ class Step:
                 metadata.block_table,
                 metadata.block_size,
                 self._sliding_window,
-                self._floor,
+                self._floors,
             )
         return self._window_slots[key]
 
     def entry_write_slots(self, metadata: "CacheMetadata", ratio: int) -> torch.Tensor:
-        """[num_tokens] int64 entry slots: only the last token of a group writes its entry."""
-        token_slots = metadata.slot_mapping[: self.positions.shape[0]]
+        """[num_rows] int64 entry slots: only the last token of a group writes its entry, a replayed row none."""
+        token_slots = self._source_slots(metadata)
         if ratio == 1:
             return token_slots
         closes_group = (self.positions + 1) % ratio == 0
         return torch.where(closes_group & (token_slots >= 0), token_slots // ratio, -1)
 
     def token_write_slots(self, metadata: "CacheMetadata") -> torch.Tensor:
-        """[num_tokens] int64 token slots of a cache with one record per token."""
-        return metadata.slot_mapping[: self.positions.shape[0]]
+        """[num_rows] int64 token slots of a cache with one record per token; replayed rows write theirs again."""
+        slots = self._source_slots(metadata)
+        if not self._has_replayed_rows:
+            return slots
+        assert self._source_rows is not None
+        size = metadata.block_size
+        blocks = metadata.block_table[self.req_idx.long(), self.positions // size].long()
+        return torch.where(self._source_rows < 0, blocks * size + self.positions % size, slots)
+
+    def _source_slots(self, metadata: "CacheMetadata") -> torch.Tensor:
+        """Slots that vLLM mapped the rows to; -1 for a replayed row, which is none of the engine step's."""
+        if self._source_rows is None:
+            return metadata.slot_mapping[: self.positions.shape[0]]
+        slots = metadata.slot_mapping[self._source_rows.clamp_min(0)]
+        return slots.masked_fill(self._source_rows < 0, -1) if self._has_replayed_rows else slots
 
     def _rotation(self, positions: torch.Tensor, table: int, group: int) -> Rotation:
         key = (table, group)

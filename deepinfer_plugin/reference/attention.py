@@ -103,7 +103,7 @@ class ReferenceAttention:
         """Store the compressed KV and the index key of every group that a token of this call closes."""
         entries = step.positions // self.ratio
         closes = step.positions % self.ratio == self.ratio - 1
-        slots = torch.where(closes, entries, -1)
+        slots = torch.where(closes & (step.positions >= step.entries_from), entries, -1)
         rotation = self.rotation(self.entry_positions(entries))
         latent = self.parameters.norm("compressor.norm", self.pool(x, step, cache))
         # The index key comes from the latent before its rotation.
@@ -169,7 +169,8 @@ class ReferenceAttention:
     def attend(self, query: torch.Tensor, rotation: Rotation, step: Step, cache: RequestCache) -> torch.Tensor:
         """One softmax over the window and the selected entries; rotated back, [num_tokens, heads, head_dim]."""
         config = self.config
-        floor = torch.zeros_like(step.positions)
+        is_decoder = self.layer >= config.kv_source_layer_ids[-1]
+        floor = torch.full_like(step.positions, cache.decoder_floor if is_decoder else step.encoder_floor)
         window = window_slots(
             step.positions, step.req_idx, cache.block_table, cache.capacity, config.sliding_window, floor
         )

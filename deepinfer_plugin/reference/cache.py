@@ -33,6 +33,7 @@ class RequestCache:
     compressed: dict[int, torch.Tensor] = field(default_factory=dict)  # KV source -> uint8 [1, entries, record_bytes]
     index_keys: dict[int, torch.Tensor] = field(default_factory=dict)  # KV source -> uint8 [1, entries, record_bytes]
     pair_state: dict[int, torch.Tensor] = field(default_factory=dict)  # ratio-2 source -> fp32 [1, PAIR_RING, 2 D]
+    decoder_floor: int = 0  # first window key that the decoder layers may read: bounded replay under ``mask``
 
     @property
     def capacity(self) -> int:
@@ -60,6 +61,11 @@ class RequestCache:
         self.tokens[self.length : end] = tokens.to(self.tokens)
         self.length = end
         return positions
+
+    def rewind(self, length: int) -> None:
+        """Take back the last tokens, so that they are fed again; what they stored stays until it is overwritten."""
+        assert 0 <= length <= self.length, (length, self.length)
+        self.length = length
 
 
 def new_request_cache(config: ModelConfig, arithmetic: Arithmetic, capacity: int, device: torch.device) -> RequestCache:

@@ -7,7 +7,7 @@ are those of golden/README.md §5; a sequence of the subset carries ``<name>.row
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -56,6 +56,10 @@ class GoldenCase:
     rows: torch.Tensor  # [num_rows] int64, positions of the recorded rows, ascending
     logits: torch.Tensor  # [num_rows, vocab_size] fp32
     is_stable: torch.Tensor  # [num_rows] bool
+
+    def only(self, chosen: torch.Tensor) -> GoldenCase:
+        """The case with some of its recorded rows; chosen: [num_rows] bool."""
+        return replace(self, rows=self.rows[chosen], logits=self.logits[chosen], is_stable=self.is_stable[chosen])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

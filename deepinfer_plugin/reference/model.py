@@ -115,13 +115,23 @@ class ReferenceModel:
         return self.forward(tokens, self.new_cache(max(tokens.shape[0], 1)), trace)
 
     @torch.inference_mode()
-    def forward(self, tokens: torch.Tensor, cache: RequestCache, trace: Trace | None = None) -> torch.Tensor:
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        cache: RequestCache,
+        trace: Trace | None = None,
+        *,
+        encoder_floor: int = 0,
+        entries_from: int = 0,
+    ) -> torch.Tensor:
         """Feed the next tokens of a request.
 
         Args:
             tokens: [num_tokens] int, the ids after those already in ``cache``.
             cache: of this request, advanced in place.
             trace: filled with intermediate values under the names of golden/README.md §4, if given.
+            encoder_floor: first window key that these rows may see in the encoder layers.
+            entries_from: compressed KV and index keys of positions before it are left as they are.
 
         Returns:
             [num_tokens, vocab_size] fp32 logits.
@@ -133,6 +143,7 @@ class ReferenceModel:
         Source: REF, class Transformer, with the repaired indexer rule of spec §2.7.
         """
         step = self.new_step(cache.append(tokens.to(self.device)), trace)
+        step.encoder_floor, step.entries_from = encoder_floor, entries_from
         streams, pre = self.embed(tokens)
         taps = []
         for layer in range(self.config.num_hidden_layers):
@@ -143,6 +154,23 @@ class ReferenceModel:
             streams, pre = self.block(layer, streams, pre, step, cache)
         step.record("main_hidden", torch.cat(taps, dim=-1))
         return self.head(streams, pre)
+
+    @torch.inference_mode()
+    def replay_windows(self, cache: RequestCache, start: int) -> None:
+        """Compute the encoder windows of the tokens from ``start`` on again, seeing only each other's window keys.
+
+        Entries and decoder windows stay as they are.
+        """
+        end = cache.length
+        tokens = cache.tokens[start:end].clone()
+        cache.rewind(start)
+        step = self.new_step(cache.append(tokens))
+        step.encoder_floor, step.entries_from = start, end
+        streams, pre = self.embed(tokens)
+        for layer in range(self.config.kv_source_layer_ids[-1]):
+            if layer in self.engram:
+                streams = self.engram[layer](streams, step, cache)
+            streams, pre = self.block(layer, streams, pre, step, cache)
 
     def new_step(self, positions: torch.Tensor, trace: Trace | None = None) -> Step:
         """The shared state of one call on the tokens at ``positions``."""

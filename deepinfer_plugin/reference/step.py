@@ -22,6 +22,8 @@ class Step:
     positions: torch.Tensor  # [num_tokens] int64
     req_idx: torch.Tensor  # [num_tokens] int32, all 0: the one request
     trace: Trace | None = None
+    encoder_floor: int = 0  # first window key that the encoder layers may read
+    entries_from: int = 0  # first position whose entries are stored: those before it are cached and stay
     selections: dict[int, torch.Tensor] = field(default_factory=dict)  # index source -> int32 [num_tokens, index_topk]
     candidate_blocks: torch.Tensor | None = None  # int32 [num_tokens, candidate_topk_blocks]
 

@@ -117,8 +117,20 @@ _SIZES: dict[str, dict[str, Any]] = {
     },
 }
 
+# ``tiny`` with the released layers: 20 of the encoder, then 20 of the decoder with the four released reindexings.
+_SIZES["deep"] = {
+    **_SIZES["tiny"],
+    "num_hidden_layers": 40,
+    "compress_ratios": [0] * 2 + [2] * 18 + [1] * 20 + [0] * 3,
+    "kv_source_layer_ids": [2, 8, 14, 20],
+    "index_source_layer_ids": [2, 8, 14, 20, 24, 28, 32, 36],
+    "candidate_source_layer_id": 20,
+    "engram_layer_ids": [1, 14],
+    "dspark_target_layer_ids": [37, 38, 39],
+}
+
 # layers, width, heads and MLP width of the image tower; image tokens at most
-_VISION_SIZES = {"tiny": (2, 32, 2, 48, 64), "nano": (1, 16, 1, 32, 32)}
+_VISION_SIZES = {"deep": (2, 32, 2, 48, 64), "tiny": (2, 32, 2, 48, 64), "nano": (1, 16, 1, 32, 32)}
 
 SIZES = tuple(sorted(_SIZES))
 
@@ -127,7 +139,7 @@ def config_dict(name: str, swiglu_limit: float | None = None) -> dict[str, Any]:
     """config.json of a small checkpoint, in the nested form on disk.
 
     Args:
-        name: "tiny" or "nano".
+        name: "tiny", "nano" or "deep".
         swiglu_limit: None for the released 10.0; a small number makes the clamps fire.
     """
     text = {**_SHARED_TEXT, **_SIZES[name]}

@@ -1,5 +1,7 @@
 """The seed of every drawn answer: taken from the request or drawn here, in the front end, and handed back.
 
+Beside it the answer says with which bounded replay its prompt was computed.
+
 vLLM has no hook that may change a request's parameters before the engine, or add to its result, so two of its methods
 are wrapped (``compat.PATCHES``). Only requests of our model are touched.
 """
@@ -15,7 +17,9 @@ from copy import copy
 from typing import TYPE_CHECKING, Any
 
 from deepinfer_plugin.errors import PlatformError
+from deepinfer_plugin.replay.requests import describe
 from deepinfer_plugin.sampling.seeds import SEED_MODULUS, as_int64
+from deepinfer_plugin.settings import Settings
 
 if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
@@ -156,10 +160,13 @@ def _from_new_request(
     state = original(cls, tokenizer, request, prompt, parent_req, *args, **kwargs)
     params = request.sampling_params if parent_req is None else parent_req.sampling_params
     state.deepinfer_seed = None if params is None else reported_seed(params.seed)
+    state.deepinfer_replay = describe(
+        Settings.from_envs().replay, len(request.prompt_token_ids or ()), request.sampling_params
+    )
     return state
 
 
 def _new_request_output(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     output = original(self, *args, **kwargs)
-    output.seed = self.deepinfer_seed
+    output.seed, output.replay = self.deepinfer_seed, self.deepinfer_replay
     return output

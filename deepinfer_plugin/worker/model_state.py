@@ -1,9 +1,12 @@
 """Our hooks of vLLM's model runner V2."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.config import VllmConfig
+from vllm.config.compilation import CUDAGraphMode
+from vllm.forward_context import set_forward_context
 from vllm.logger import init_logger
 from vllm.v1.core.sched.output import NewRequestData
 from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -15,8 +18,10 @@ from vllm.v1.worker.gpu.sample.sampler import Sampler
 from vllm.v1.worker.gpu.states import RequestState
 
 from deepinfer_plugin import variables
+from deepinfer_plugin.replay.inputs import ReplayInputs
 from deepinfer_plugin.sampling.sampler import DeepInferSampler
 from deepinfer_plugin.settings import Settings
+from deepinfer_plugin.worker.replay_state import ReplayState
 from deepinfer_plugin.worker.startup_proof import prove_forward, prove_sampler
 from deepinfer_plugin.worker.warm_up import warm_up
 
@@ -81,6 +86,9 @@ class DeepInferModelState(DefaultModelState):
         # one buffer for the life of the process: a CUDA graph reads the same address at every replay
         self._lookback = torch.full((self.max_num_tokens, self.depth), -1, dtype=torch.int64, device=device)
         self._sampler: DeepInferSampler | None = None
+        self._replay = ReplayState(model.rule, self.max_num_reqs, self.depth, device)
+        self._is_graph = False
+        self._attn_metadata: dict[str, Any] | None = None
 
     def custom_sampler(self, sampler: Sampler) -> tuple[DeepInferSampler, None]:
         """Our sampler in the place of the stock one."""
@@ -90,6 +98,7 @@ class DeepInferModelState(DefaultModelState):
     def add_request(self, req_index: int, new_req_data: NewRequestData) -> None:
         """Called for a new request and again for one that resumes after preemption, with the same prompt."""
         super().add_request(req_index, new_req_data)
+        self._replay.add_request(req_index, new_req_data)
         if self._sampler is None:
             return
         self._sampler.set_prompt(req_index, new_req_data.prompt_token_ids or ())
@@ -109,7 +118,16 @@ class DeepInferModelState(DefaultModelState):
         if self.device.type == "cuda" and Settings.from_envs()[variables.JIT_CACHE_DIR] is not None:
             warm_up(self.vllm_config, self.model, self.device)
 
-    def prepare_inputs(self, input_batch: InputBatch, req_states: RequestState) -> dict[str, torch.Tensor | None]:
+    def prepare_attn(
+        self, input_batch: InputBatch, cudagraph_mode: CUDAGraphMode, *args: Any, **kwargs: Any
+    ) -> dict[str, Any]:
+        """vLLM calls it before ``prepare_inputs``, which must know whether a graph will compute the step."""
+        self._is_graph = cudagraph_mode == CUDAGraphMode.FULL
+        metadata: dict[str, Any] = super().prepare_attn(input_batch, cudagraph_mode, *args, **kwargs)
+        self._attn_metadata = metadata
+        return metadata
+
+    def prepare_inputs(self, input_batch: InputBatch, req_states: RequestState) -> dict[str, Any]:
         inputs = super().prepare_inputs(input_batch, req_states)
         num_tokens = input_batch.num_tokens_after_padding
         self._lookback[:num_tokens] = lookback_ids(
@@ -120,7 +138,20 @@ class DeepInferModelState(DefaultModelState):
             req_states.all_token_ids.gpu,
             self.depth,
         )
-        return {**inputs, "lookback_ids": self._lookback[:num_tokens]}
+        lookback = self._lookback[:num_tokens]
+        plan = self._replay.plan(input_batch)
+        replay = self._replay.inputs(plan, input_batch, req_states, lookback, is_graph=self._is_graph)
+        if self._is_graph and replay.encoder_passes:
+            self._replay_before_graph(replay, input_batch)
+            replay = replace(replay, encoder_passes=())
+        return {**inputs, "lookback_ids": lookback, "replay": replay}
+
+    def _replay_before_graph(self, replay: ReplayInputs, input_batch: InputBatch) -> None:
+        """Rows of a graph cannot be preceded inside it: each is a chunk of its own, so the border lies before it."""
+        num_tokens = input_batch.num_tokens_after_padding
+        with set_forward_context(self._attn_metadata, self.vllm_config, num_tokens=num_tokens):
+            self.model.replay_windows(replay.encoder_passes, input_batch.positions[:num_tokens])
 
     def prepare_dummy_inputs(self, num_reqs: int, num_tokens: int) -> dict[str, Any]:
-        return {**super().prepare_dummy_inputs(num_reqs, num_tokens), "lookback_ids": self._lookback[:num_tokens]}
+        inputs = super().prepare_dummy_inputs(num_reqs, num_tokens)
+        return {**inputs, "lookback_ids": self._lookback[:num_tokens], "replay": self._replay.dummy_inputs()}

@@ -14,6 +14,7 @@ from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
 from deepinfer_batch_invariant.gaps import check_forward
 from deepinfer_plugin.cache.layers import CacheLayer
 from deepinfer_plugin.cache.metadata import CacheMetadata
+from deepinfer_plugin.replay.inputs import EncoderPassInputs, ReplayInputs
 
 if TYPE_CHECKING:
     from deepinfer_plugin.model.flash import DeepseekV41ForCausalLM
@@ -39,7 +40,10 @@ _SAMPLING: tuple[Mapping[str, Any], ...] = (
 def prove_forward(vllm_config: VllmConfig, model: "DeepseekV41ForCausalLM", device: torch.device) -> int:
     """Run the model on rows that take both parities, a window edge and a selection, and refuse unproven operations.
 
-    Slots are -1 and blocks are the null block, so no cache entry changes.
+    It runs without and with bounded replay.
+
+    Slots are -1 and blocks are the null block, so no cache entry changes: a replayed row writes into the null block,
+    which nothing reads.
 
     Returns:
         Number of operations looked up.
@@ -54,14 +58,39 @@ def prove_forward(vllm_config: VllmConfig, model: "DeepseekV41ForCausalLM", devi
     token_ids = torch.arange(3, 3 + len(_POSITIONS), dtype=torch.int64, device=device)
     lookback = torch.full((len(_POSITIONS), model.config.engram_max_ngram_size - 1), 3, device=device)
 
+    replay = _replay_inputs(token_ids, positions, lookback)
+
     def run() -> None:
         with set_forward_context(metadata, vllm_config, num_tokens=len(_POSITIONS)), torch.inference_mode():
-            hidden_states = model(token_ids, positions, lookback_ids=lookback)
-            model.compute_logits(hidden_states)
+            for replayed in (None, replay):
+                hidden_states = model(token_ids, positions, lookback_ids=lookback, replay=replayed)
+                model.compute_logits(hidden_states)
 
     num_operations = check_forward(run, label="the forward pass")
     logger.info("Batch-invariant mode: every one of %d operations of a forward pass has a proof", num_operations)
     return num_operations
+
+
+def _replay_inputs(token_ids: torch.Tensor, positions: torch.Tensor, lookback: torch.Tensor) -> ReplayInputs:
+    """The second request's first row is replayed before its second one; the first request keeps its last row."""
+    kept = torch.tensor([2, 4], dtype=torch.int64, device=positions.device)
+    own = torch.tensor([0, 1, 2, 4], dtype=torch.int64, device=positions.device)
+    source_rows = torch.tensor([0, 1, 2, -1, 4], dtype=torch.int64, device=positions.device)
+    one = EncoderPassInputs(
+        input_ids=token_ids,
+        lookback_ids=lookback,
+        positions=positions,
+        req_idx=torch.tensor([0, 0, 0, 1, 1], dtype=torch.int32, device=positions.device),
+        floors=torch.zeros_like(positions),
+        source_rows=source_rows,
+        own_rows=own,
+        step_rows=own,
+    )
+    return ReplayInputs(
+        decoder_floors=torch.tensor([2, 0], dtype=torch.int64, device=positions.device),
+        decoder_rows=kept,
+        encoder_passes=(one,),
+    )
 
 
 def _metadata(layer: CacheLayer, device: torch.device) -> CacheMetadata:

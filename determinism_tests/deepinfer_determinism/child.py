@@ -49,6 +49,7 @@ def run_schedule(schedule: Schedule, out: Path) -> None:
     begin_s, begin_cpu_s = time.monotonic(), time.process_time()
     calls: dict[str, int] = defaultdict(int)
     with ExitStack() as stack:
+        stack.enter_context(envs.variables_set(run.variables))
         reached: dict[str, list[int]] = stack.enter_context(_observed()) if schedule.observe else {}
         whole_run = {path: stack.enter_context(_fault(path)) for path in run.faults}
         driver = EngineDriver(run)

@@ -17,12 +17,15 @@ from deepinfer_determinism.engine_facts import CAPTURED_SIZES, CONCURRENT_BATCHE
 from deepinfer_determinism.schedule import Schedule
 from deepinfer_determinism.workload import PAGES, Sizes, Workload, renamed
 from deepinfer_plugin.engine_child.plan import Action, EngineRun, Request
+from deepinfer_plugin.replay.settings import MODE_VARIABLE
 from deepinfer_plugin.settings import Arithmetic
 
 ALONE = "alone"
 BASE_FLAGS = ("--logprobs-mode=raw_logprobs", "--max-num-seqs=64")
 SMALL_BLOCKS = f"--block-size={PAGES[0]}"
 NO_CACHE = "--no-enable-prefix-caching"
+# A probe with prompt rows is computed without decoder replay, the same probe without them is another function.
+WITHOUT_REPLAY = {MODE_VARIABLE: "off"}
 ODD_BUDGET = 33
 ROOMY = "--max-num-batched-tokens=16384"  # all prompts of the full workload in one step
 FEW_PAGES = 7  # of a request that just fits into few blocks
@@ -73,7 +76,13 @@ class Relation:
         return make_schedule(self.name, self.actions(workload), setting, (*self.flags, *few))
 
 
-def make_schedule(name: str, actions: Actions, setting: Setting, flags: Sequence[str] = ()) -> Schedule:
+def make_schedule(
+    name: str,
+    actions: Actions,
+    setting: Setting,
+    flags: Sequence[str] = (),
+    variables: Mapping[str, str] = WITHOUT_REPLAY,
+) -> Schedule:
     """A schedule in the engine that all relations share but for ``flags``."""
     run = EngineRun(
         name=name,
@@ -81,6 +90,7 @@ def make_schedule(name: str, actions: Actions, setting: Setting, flags: Sequence
         arithmetic=setting.arithmetic,
         flags=(*BASE_FLAGS, *flags),
         actions=tuple(actions),
+        variables=variables,
     )
     return Schedule(run=run, observe=True)
 

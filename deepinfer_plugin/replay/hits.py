@@ -1,0 +1,72 @@
+"""Limits prefix hits, so that every decoder row is computed and encoder windows are where the policy wants them.
+
+vLLM's manager takes a limit, but no extension point passes one for a model: its lookup is wrapped (``compat.PATCHES``).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.kv_cache_interface import KVCacheConfig, iter_layer_specs
+
+from deepinfer_plugin.errors import PlatformError
+from deepinfer_plugin.replay.requests import needs_every_row
+from deepinfer_plugin.replay.window import ReplayRule
+
+_PARAMETERS = ("self", "request", "max_cache_hit_length")
+_IS_OURS = "_deepinfer_limits_hits"
+
+
+def rule_of(config: KVCacheConfig) -> ReplayRule | None:
+    """The rule that the caches of an engine carry; None where none is computed again after a hit."""
+    for group in config.kv_cache_groups:
+        for spec in iter_layer_specs(group.kv_cache_spec):
+            rule = getattr(spec, "rule", None)
+            if isinstance(rule, ReplayRule):
+                return rule
+    return None
+
+
+def install() -> None:
+    """Wrap vLLM's lookup in this process, once; engines without a rule see no difference.
+
+    Raises:
+        PlatformError: the method is not the one this version knows.
+    """
+    original = KVCacheManager.get_computed_blocks
+    if getattr(original, _IS_OURS, False):
+        return
+    names = tuple(inspect.signature(original).parameters)
+    if names != _PARAMETERS:
+        raise PlatformError(
+            f"replay: KVCacheManager.get_computed_blocks has the parameters {list(names)}, expected "
+            f"{list(_PARAMETERS)}; install a vLLM version that this plugin supports"
+        )
+
+    @functools.wraps(original)
+    def limited(self: Any, request: Any, max_cache_hit_length: int | None = None) -> Any:
+        return _limited(functools.partial(original, self), self, request, max_cache_hit_length)
+
+    setattr(limited, _IS_OURS, True)
+    KVCacheManager.get_computed_blocks = limited
+
+
+def _limited(look_up: Callable[..., Any], manager: Any, request: Any, max_cache_hit_length: int | None) -> Any:
+    rule = rule_of(manager.kv_cache_config)
+    limit = None
+    if rule is not None:
+        # the prompt's own length: a request that resumes after preemption keeps the floor of its prompt
+        limit = rule.hit_limit(request.num_prompt_tokens, needs_every_row=needs_every_row(request.sampling_params))
+    if rule is None or limit is None:
+        return look_up(request, max_cache_hit_length)
+    if max_cache_hit_length is not None:
+        limit = min(limit, max_cache_hit_length)
+    blocks, length, boundary = look_up(request, min(limit, request.num_tokens - 1))
+    if rule.segment and length % rule.segment:
+        blocks, length, boundary = look_up(request, length - length % rule.segment)
+    assert length <= limit, (length, limit)
+    return blocks, length, boundary
