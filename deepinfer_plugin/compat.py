@@ -39,7 +39,7 @@ PATCHES: tuple[Patch, ...] = (
         removal="vLLM calls a hook of the registered model class from ModelConfig",
     ),
     Patch(
-        what="EngineArgs.create_model_config wrapped: DEEPINFER_* variables become vLLM's arguments for our architecture",
+        what="EngineArgs.create_model_config wrapped: our architecture's DEEPINFER_* variables become arguments",
         why="nowhere else are the model's type and the arguments as the user gave them known together, and a variable "
         "that contradicts a flag must stop the start",
         upstream="vllm/engine/arg_utils.py, vLLM 0.33.0; wrapping.py checks the parameters",

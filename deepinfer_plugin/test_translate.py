@@ -257,8 +257,9 @@ def test_another_model_keeps_its_arguments(monkeypatch: pytest.MonkeyPatch) -> N
     from deepinfer_plugin import translate as module
 
     monkeypatch.setenv(ZERO, "0")
+    monkeypatch.setenv("DEEPINFER_ACCELERATOR", "cpu")
     for model_type, expected in (("llama", None), ("deepseek_v41", False)):
-        flags, config = Flags(), SimpleNamespace(hf_config=SimpleNamespace(model_type=model_type))
+        flags, config = Flags(), SimpleNamespace(hf_config=SimpleNamespace(model_type=model_type), model="/no")
         assert module._create_model_config(lambda self, found=config: found, flags) is config
         assert flags.async_scheduling is expected
 

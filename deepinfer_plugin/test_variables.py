@@ -24,7 +24,7 @@ FLAGS = {
     "False": False,
 }
 NOT_INTEGERS = ("", "1.0", "1e3", " 1", "1 ", "one", "0x10", "+1", "1_000", "--1", "-", "٣", "9" * 20)
-FOLDER: Mapping[str, object] = {"": None, "/a b/c": Path("/a b/c"), "x": Path("x")}
+PATHS: Mapping[str, object] = {"": None, "/a b/c": Path("/a b/c"), "x": Path("x")}
 
 # variable -> (text: value on the inner side of each bound, texts on the outer side). A boolean has no outer side.
 BOUNDS: dict[str, tuple[Mapping[str, object], tuple[str, ...]]] = {
@@ -35,7 +35,9 @@ BOUNDS: dict[str, tuple[Mapping[str, object], tuple[str, ...]]] = {
     "DEEPINFER_BATCH_INVARIANT": (FLAGS, ()),
     "DEEPINFER_DISABLE": (FLAGS, ()),
     "DEEPINFER_ARITHMETIC": ({word: word for word in ("ref", "q32", "s32")}, ("", "fp32", "REF")),
-    "DEEPINFER_HF_MODEL_DIR": (FOLDER, ("a\0b",)),
+    "DEEPINFER_CERTIFICATE": (PATHS, ("\0",)),
+    "DEEPINFER_METRICS_DIR": (PATHS, ("\0",)),
+    "DEEPINFER_HF_MODEL_DIR": (PATHS, ("a\0b",)),
     "DEEPINFER_USE_NEXTN_DECODE": ({"0": 0, "1": 1, "5": 5, "007": 7}, ("-1", *NOT_INTEGERS)),
     "DEEPINFER_ENABLE_MTP_VARLEN": (FLAGS, ()),
     "DEEPINFER_DFLASH_CONFIDENCE_HEAD_TEMPERATURE": (
@@ -50,7 +52,7 @@ BOUNDS: dict[str, tuple[Mapping[str, object], tuple[str, ...]]] = {
         },
         ("", "0", "0.0", "-1", "1,", ",1", "1,0", "1;2", "1, 2", "inf", "nan", "1e400", "1e-999", "abc"),
     ),
-    "DEEPINFER_DECODE_PERF_CACHE_DIR": (FOLDER, ("\0",)),
+    "DEEPINFER_DECODE_PERF_CACHE_DIR": (PATHS, ("\0",)),
     "DEEPINFER_DECODE_PERF_CACHE_TTL_SEC": ({"1": 1, "3600": 3600}, ("0", "-1", *NOT_INTEGERS)),
     "DEEPINFER_YOCO_PREFILL_TRUNCATION_MODE": (
         {word: word for word in ("off", "mask", "compact")},
@@ -76,7 +78,7 @@ BOUNDS: dict[str, tuple[Mapping[str, object], tuple[str, ...]]] = {
     "DEEPINFER_COMPUTE_SUM_SMALLER_PROBS": (FLAGS, ()),
     "DEEPINFER_LOGGING_INTERVAL_STEP": ({"0": 0, "1": 1, "100": 100}, ("-1", *NOT_INTEGERS)),
     "DEEPINFER_PREFILL_MAX_SUM_SEQLEN_K": ({"0": 0, "1": 1, "128": 128}, ("-1", *NOT_INTEGERS)),
-    "DEEPINFER_JIT_CACHE_DIR": (FOLDER, ("\0",)),
+    "DEEPINFER_JIT_CACHE_DIR": (PATHS, ("\0",)),
 }
 INSIDE = [(name, text, value) for name, (inside, _) in BOUNDS.items() for text, value in inside.items()]
 OUTSIDE = [(name, text) for name, (_, outside) in BOUNDS.items() for text in outside]

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from deepinfer_plugin import envs, variables
+from deepinfer_plugin import answer_provenance, envs, variables
 from deepinfer_plugin.errors import SettingError
 from deepinfer_plugin.settings import Settings
 from deepinfer_plugin.variables import Variable
@@ -92,8 +93,10 @@ def _create_model_config(original: Callable[..., Any], self: Any, *args: Any, **
 
     model_config = original(self, *args, **kwargs)
     if model_config.hf_config.model_type == MODEL_TYPE:
-        logger = init_logger(f"vllm.{__name__}")
-        for entry in translate(Settings.from_envs(), self):
+        logger, settings = init_logger(f"vllm.{__name__}"), Settings.from_envs()
+        if settings.batch_invariant:
+            answer_provenance.note(settings, Path(model_config.model))
+        for entry in translate(settings, self):
             if entry.origin.startswith(variables.PREFIX):
                 logger.info_once("%s: %s", entry.origin, entry.text)
     return model_config
