@@ -61,7 +61,7 @@ ROWS: tuple[Row, ...] = (
     _row("F19", "sum of smaller probabilities", NOT_BUILT, "the sampler does not sum them"),
     _row("F20", "golden tokens", ON, "offline: python -m deepinfer_plugin score --decode-from"),
     _row("F21", "per-token draft facts", NOT_BUILT, "needs F1"),
-    _row("F22", "engine statistics", ON, "vLLM's log line and /metrics; none of our own", VLLM),
+    _row("F22", "engine statistics", ON, "a line per interval of steps and deepinfer_* on /metrics, beside vLLM's own"),
     _row("F23", "on-demand traces", ON, "vLLM's --profiler-config", VLLM),
     _row("F24", "prefill pacing", NOT_BUILT, "vLLM mixes prefill and decode in one step", VLLM),
     _row("F25", "prefill context cap", NOT_BUILT, "--max-num-batched-tokens bounds a step"),

@@ -95,6 +95,7 @@ def _create_model_config(original: Callable[..., Any], self: Any, *args: Any, **
     if model_config.hf_config.model_type == MODEL_TYPE:
         logger, settings = init_logger(f"vllm.{__name__}"), Settings.from_envs()
         if settings.batch_invariant:
+            envs.prepare_metrics_folder()
             answer_provenance.note(settings, Path(model_config.model))
         for entry in translate(settings, self):
             if entry.origin.startswith(variables.PREFIX):

@@ -1,5 +1,6 @@
 """Our hooks of vLLM's model runner V2."""
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +15,7 @@ from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 from vllm.v1.worker.gpu.states import RequestState
 
-from deepinfer_plugin import variables
+from deepinfer_plugin import envs, metrics, variables
 from deepinfer_plugin.sampling.sampler import DeepInferSampler
 from deepinfer_plugin.settings import Settings
 from deepinfer_plugin.worker.startup_proof import prove_forward, prove_sampler
@@ -81,6 +82,12 @@ class DeepInferModelState(DefaultModelState):
         # one buffer for the life of the process: a CUDA graph reads the same address at every replay
         self._lookback = torch.full((self.max_num_tokens, self.depth), -1, dtype=torch.int64, device=device)
         self._sampler: DeepInferSampler | None = None
+        self._rows, self._padding_rows = 0, 0
+        self._metrics_folder = envs.metrics_folder()
+        metrics.PUBLISHER.register(metrics.WORKER_METRICS, self._figures)
+
+    def _figures(self) -> dict[str, float]:
+        return {metrics.ROWS.name: self._rows, metrics.PADDING_ROWS.name: self._padding_rows}
 
     def custom_sampler(self, sampler: Sampler) -> tuple[DeepInferSampler, None]:
         """Our sampler in the place of the stock one."""
@@ -112,6 +119,9 @@ class DeepInferModelState(DefaultModelState):
     def prepare_inputs(self, input_batch: InputBatch, req_states: RequestState) -> dict[str, torch.Tensor | None]:
         inputs = super().prepare_inputs(input_batch, req_states)
         num_tokens = input_batch.num_tokens_after_padding
+        self._rows += input_batch.num_tokens
+        self._padding_rows += num_tokens - input_batch.num_tokens
+        metrics.PUBLISHER.publish(self._metrics_folder, time.monotonic())
         self._lookback[:num_tokens] = lookback_ids(
             input_batch.input_ids,
             input_batch.positions,
