@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,20 +22,27 @@ LINES: list[dict[str, Any]] = [
     {"id": "other seed", "prompt": "the quick brown fox", "seed": 1},
     {"id": "greedy", "messages": [{"role": "user", "content": "lazy dog"}], "temperature": 0, "max_tokens": 3},
     {"id": "too long", "prompt": "fox " * 4000},
-    {"id": "last", "prompt": "jumps"},
+    *({"id": f"more {i}", "prompt": f"number {i}", "max_tokens": 4 + i % 7} for i in range(40)),
 ]
+FLAGS = ("--max-tokens", "8", "--token-ids", "--provenance", "--", "--max-model-len", "1024")
+VARIABLES = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "VLLM_NO_USAGE_STATS": "1"}
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    variables = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "VLLM_NO_USAGE_STATS": "1"}
     return subprocess.run(
         [sys.executable, "-m", "deepinfer_plugin", "offline", *arguments],
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
-        env=envs.child_environment(variables),
+        env=envs.child_environment(VARIABLES),
         check=False,
     )
+
+
+def paths(nano: Path, folder: Path) -> list[str]:
+    """Arguments for a run in ``folder``, with its input written."""
+    (folder / "in.jsonl").write_text("\n".join(map(json.dumps, LINES)), encoding="utf-8")
+    return ["--model", str(nano), "--input", str(folder / "in.jsonl"), "--out", str(folder / "out.jsonl")]
 
 
 @pytest.fixture(scope="module")
@@ -45,13 +53,11 @@ def nano(checkpoint: Callable[..., Path]) -> Path:
 @pytest.fixture(scope="module")
 def answers(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("offline")
-    (folder / "in.jsonl").write_text("\n".join(map(json.dumps, LINES)), encoding="utf-8")
-    flags = ("--max-tokens", "8", "--token-ids", "--provenance", "--", "--max-model-len", "1024")
-    result = run("--model", str(nano), "--input", str(folder / "in.jsonl"), "--out", str(folder / "out.jsonl"), *flags)
+    result = run(*paths(nano, folder), *FLAGS)
     assert result.returncode == 1, result.stderr[-3000:]  # one prompt was refused
-    assert "6 answers -> " in result.stdout
+    assert f"{len(LINES)} answers -> " in result.stdout
     assert "1 of them are errors" in result.stdout
-    assert "6/6" in result.stderr  # the progress bar
+    assert f"{len(LINES)}/{len(LINES)}" in result.stderr  # the progress bar
     lines = [json.loads(line) for line in (folder / "out.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [line["id"] for line in lines] == [line["id"] for line in LINES]
     return {line["id"]: line for line in lines}
@@ -90,3 +96,24 @@ def test_a_raw_prompt_through_the_variable_gets_no_chat_around_it(
     assert answer["id"] == "line-1"
     assert 0 < answer["num_prompt_tokens"] < answers["chat"]["num_prompt_tokens"]
     assert "provenance" not in answer
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_to_the_answers_of_one_that_was_not(
+    nano: Path, tmp_path: Path, answers: dict[str, dict[str, Any]]
+) -> None:
+    arguments = paths(nano, tmp_path)
+    command = [sys.executable, "-m", "deepinfer_plugin", "offline", *arguments, *FLAGS]
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=envs.child_environment(VARIABLES))
+        while process.poll() is None and len(list((tmp_path / "out.jsonl.partial").glob("*.jsonl"))) < 5:
+            time.sleep(0.02)
+        process.kill()
+        assert process.wait() == -9, (tmp_path / "log").read_text()[-3000:]
+    kept = len(list((tmp_path / "out.jsonl.partial").glob("*.jsonl")))
+    assert 5 <= kept < len(LINES)
+    result = run(*arguments, *FLAGS)
+    assert "answers -> " in result.stdout, result.stderr[-3000:]
+    assert f"{kept}/{len(LINES)}" in result.stderr  # the bar begins at what was kept
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert lines == list(answers.values())
