@@ -31,6 +31,8 @@ class _Noted:
     """The facts of this process, None until its engine's configuration is made, or where another model serves."""
 
     facts: dict[str, Any] | None = None
+    model: str = ""
+    revision: str | None = None
 
 
 _NOTED = _Noted()
@@ -105,8 +107,13 @@ def certificate_id(settings: Settings, capabilities: Capabilities) -> str | None
     return str(found)
 
 
-def note(settings: Settings, model: Path) -> None:
-    """Note the facts of this process: it serves our model from ``model``.
+def note(settings: Settings, model: str, revision: str | None = None) -> None:
+    """Note the facts of this process.
+
+    Args:
+        settings: those of the process.
+        model: folder of the checkpoint that is served, or its name on the Hub.
+        revision: of a name on the Hub.
 
     Raises:
         SettingError: the certificate does not hold here.
@@ -118,13 +125,13 @@ def note(settings: Settings, model: Path) -> None:
     capabilities = Capabilities.from_decision(decision)
     versions = provenance.versions()
     replays = [row.name for row in ROWS if row.key in REPLAY_FEATURES and row.state == ON]
+    _NOTED.model, _NOTED.revision = model, revision
     _NOTED.facts = {
         "certificate": certificate_id(settings, capabilities),
         "kernel_set": capabilities.kernel_set,
         "arithmetic": settings.arithmetic.value,
         "replay": ", ".join(replays) or "none",
         "drafts_used": 0,  # F1 is not built: every token is the model's own
-        "weights": weights_identity(model) if model.is_dir() else {"hash": "", "covers": f"nothing: {model} is remote"},
         "settings_hash": settings_hash(settings),
         "versions": {name: versions[name] for name in ("deepinfer-plugin", "vllm", "torch", "triton")},
     }
@@ -135,12 +142,31 @@ def forget() -> None:
     _NOTED.facts = None
 
 
+def facts() -> dict[str, Any]:
+    """What is the same for every answer of this process, without the weights; empty where another model serves."""
+    return dict(_NOTED.facts or {})
+
+
 def of_answer(seed: int | None) -> dict[str, Any]:
-    """Provenance of one answer.
+    """Provenance of one answer. The first call reads the checkpoint, see ``weights_identity``.
 
     Args:
         seed: what its tokens were drawn with; None where they were not drawn.
     """
     if _NOTED.facts is None:
         return {"error": "provenance: the model that serves is not the plugin's, expected ours; see the status command"}
+    if "weights" not in _NOTED.facts:
+        folder = _checkpoint_folder(_NOTED.model, _NOTED.revision)
+        nothing = {"hash": "", "covers": f"nothing: {_NOTED.model} is not on this host"}
+        _NOTED.facts["weights"] = nothing if folder is None else weights_identity(folder)
     return {"seed": seed, **_NOTED.facts}
+
+
+def _checkpoint_folder(model: str, revision: str | None) -> Path | None:
+    """The folder of a checkpoint, or of its snapshot in the Hub's cache; None where neither is there."""
+    if Path(model).is_dir():
+        return Path(model)
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(model, "config.json", revision=revision)
+    return Path(found).parent if isinstance(found, str) else None

@@ -73,7 +73,7 @@ class DeepInferStatLogger(StatLoggerBase):
         for metric in METRICS:
             if metric.kind == "counter":
                 _series()[metric.name].labels(engine=self._engine)  # counted from 0, not from its first event
-        facts = answer_provenance.of_answer(None)
+        facts = answer_provenance.facts()
         values = {name: str(facts.get(name)) for name in INFO_LABELS if name != "version"}
         _series()[metrics.INFO.name].labels(engine=self._engine, version=__version__, **values).set(1)
 

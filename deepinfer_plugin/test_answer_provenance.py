@@ -102,10 +102,31 @@ def test_a_certificate_that_does_not_hold_here_stops_the_start(tmp_path: Path) -
 def test_facts_are_noted_with_the_configuration(checkpoint: Callable[..., Path]) -> None:
     assert "error" in answer_provenance.of_answer(None)
     model = checkpoint("nano", 0)
-    answer_provenance.note(Settings(), model)
+    answer_provenance.note(Settings(), str(model))
     found = answer_provenance.of_answer(3)
     assert found["seed"] == 3
     assert found["weights"] == weights_identity(model)
     assert (found["kernel_set"], found["arithmetic"], found["replay"]) == ("reference", "ref", "none")
     assert found["settings_hash"] == settings_hash(Settings())
     json.dumps(found)
+
+
+def test_a_checkpoint_of_the_hub_is_found_in_its_cache(
+    checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    answer_provenance.note(Settings(), "some/model", "main")
+    assert answer_provenance.of_answer(0)["weights"] == {
+        "hash": "",
+        "covers": "nothing: some/model is not on this host",
+    }
+    commit = "0" * 40
+    repository = tmp_path / "models--some--model"
+    shutil.copytree(checkpoint("nano", 0), repository / "snapshots" / commit)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    answer_provenance.note(Settings(), "some/model", "main")
+    assert "weights" not in answer_provenance.facts()
+    assert answer_provenance.of_answer(0)["weights"] == weights_identity(checkpoint("nano", 0))

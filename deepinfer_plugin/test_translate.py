@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -253,15 +254,22 @@ def test_a_second_device_is_refused(option: dict[str, Any]) -> None:
         check_engine_options(engine_options(**option))
 
 
-def test_another_model_keeps_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_model_keeps_its_arguments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from deepinfer_plugin import answer_provenance
     from deepinfer_plugin import translate as module
 
+    monkeypatch.setattr(answer_provenance, "_NOTED", answer_provenance._Noted())
+    monkeypatch.setenv("DEEPINFER_METRICS_DIR", str(tmp_path))
     monkeypatch.setenv(ZERO, "0")
     monkeypatch.setenv("DEEPINFER_ACCELERATOR", "cpu")
     for model_type, expected in (("llama", None), ("deepseek_v41", False)):
-        flags, config = Flags(), SimpleNamespace(hf_config=SimpleNamespace(model_type=model_type), model="/no")
+        flags, config = (
+            Flags(),
+            SimpleNamespace(hf_config=SimpleNamespace(model_type=model_type), model="no/where", revision=None),
+        )
         assert module._create_model_config(lambda self, found=config: found, flags) is config
         assert flags.async_scheduling is expected
+        assert ("error" in answer_provenance.of_answer(None)) is (model_type == "llama")
 
 
 # Makes the configuration of an engine under several environments in one process, as vllm serve and LLM do.

@@ -85,7 +85,7 @@ OUTSIDE = [(name, text) for name, (_, outside) in BOUNDS.items() for text in out
 
 
 def test_every_variable_has_its_cases() -> None:
-    assert list(BOUNDS) == [variable.name for variable in VARIABLES]
+    assert set(BOUNDS) == {variable.name for variable in VARIABLES}
     for variable in VARIABLES:
         inside, outside = BOUNDS[variable.name]
         assert inside

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from deepinfer_plugin import answer_provenance, envs, variables
@@ -96,7 +95,7 @@ def _create_model_config(original: Callable[..., Any], self: Any, *args: Any, **
         logger, settings = init_logger(f"vllm.{__name__}"), Settings.from_envs()
         if settings.batch_invariant:
             envs.prepare_metrics_folder()
-            answer_provenance.note(settings, Path(model_config.model))
+            answer_provenance.note(settings, model_config.model, model_config.revision)
         for entry in translate(settings, self):
             if entry.origin.startswith(variables.PREFIX):
                 logger.info_once("%s: %s", entry.origin, entry.text)
