@@ -35,6 +35,7 @@ class Status:
     """What runs on this machine; ``problems`` are the reasons why a start of vLLM would be refused."""
 
     provenance: dict[str, object]
+    settings: dict[str, object]  # all of them; provenance holds those that answers may depend on
     decision: str
     problems: tuple[str, ...]
     warnings: tuple[str, ...]
@@ -73,6 +74,7 @@ class Status:
                 problems.append(str(error))
         return cls(
             provenance=provenance.collect(settings, Capabilities.from_decision(decision)),
+            settings=settings.to_json(),
             decision=decision.why,
             problems=tuple(problems),
             warnings=tuple(envs.warnings()),
@@ -87,11 +89,11 @@ class Status:
         """The table a person reads."""
         lines: list[str] = []
         for section in ("versions", "machine", "settings"):
-            values = self.provenance[section]
+            values = self.settings if section == "settings" else self.provenance[section]
             assert isinstance(values, dict)
             lines.append(section)
-            lines += [f"  {name:<20} {value}" for name, value in values.items()]
-        lines.append(f"  {'decision':<20} {self.decision}")
+            lines += [f"  {name:<34} {value}" for name, value in values.items()]
+        lines.append(f"  {'decision':<34} {self.decision}")
         patches = self.provenance["patches"]
         assert isinstance(patches, list)
         lines += ["changes to vLLM", *(f"  {patch}" for patch in patches or ["none"])]

@@ -55,6 +55,9 @@ def test_json_and_text_say_the_same(capsys: pytest.CaptureFixture[str]) -> None:
         assert f"{row['key']:<4} {row['state']:<9} {row['name']}" in text
     assert status["provenance"]["versions"]["vllm"] in text
     assert status["provenance"]["machine"]["kernel_set"] == "reference"
+    assert set(status["provenance"]["settings"]) < set(status["settings"])
+    assert "logging_interval_step" in status["settings"]
+    assert "logging_interval_step" in text
     assert len(status["provenance"]["patches"]) == len(compat.PATCHES)
 
 
