@@ -39,6 +39,13 @@ PATCHES: tuple[Patch, ...] = (
         removal="vLLM calls a hook of the registered model class from ModelConfig",
     ),
     Patch(
+        what="EngineArgs.create_model_config wrapped: our architecture's DEEPINFER_* variables become arguments",
+        why="nowhere else are the model's type and the arguments as the user gave them known together, and a variable "
+        "that contradicts a flag must stop the start",
+        upstream="vllm/engine/arg_utils.py, vLLM 0.33.0; wrapping.py checks the parameters",
+        removal="a platform or a model class may change the engine's arguments before its configuration is made",
+    ),
+    Patch(
         what="modules of Triton forgotten once, before vLLM imports them, on a host without an accelerator",
         why="import torch of PyTorch 2.14 imports Triton before the platform can switch its interpreter on",
         upstream="torch/_dynamo/utils.py, PyTorch 2.14.0",
@@ -48,7 +55,7 @@ PATCHES: tuple[Patch, ...] = (
         what="InputProcessor.process_inputs wrapped: a request of our model gets its seed before the engine sees it",
         why="an answer drawn without a seed could not be repeated; Platform.validate_request sees the caller's own "
         "parameters, which several prompts may share, and may not change them",
-        upstream="vllm/v1/engine/input_processor.py, vLLM 0.33.0; sampling/front_end.py checks the parameters",
+        upstream="vllm/v1/engine/input_processor.py, vLLM 0.33.0; wrapping.py checks the parameters",
         removal="a hook may change the engine's copy of a request's sampling parameters",
     ),
     Patch(
@@ -56,7 +63,7 @@ PATCHES: tuple[Patch, ...] = (
         "and replay",
         why="the seed and the function that was served must come back with the answer; RequestOutput has no field for "
         "a plugin",
-        upstream="vllm/v1/engine/output_processor.py, vLLM 0.33.0; sampling/front_end.py checks the parameters",
+        upstream="vllm/v1/engine/output_processor.py, vLLM 0.33.0; wrapping.py checks the parameters",
         removal="RequestOutput carries the sampling parameters, or fields of a plugin",
     ),
     Patch(

@@ -5,8 +5,10 @@ The only module that touches the environment. Importing it loads neither torch n
 
 from __future__ import annotations
 
+import atexit
 import difflib
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -17,7 +19,7 @@ from typing import Any, cast
 
 from deepinfer_plugin.errors import PlatformError, SettingError
 from deepinfer_plugin.value_kinds import FALSE, FLAG, LOOKS_FALSE
-from deepinfer_plugin.variables import FAMILIES, JIT_CACHE_DIR, PREFIX, VARIABLES, Family, Variable
+from deepinfer_plugin.variables import FAMILIES, JIT_CACHE_DIR, METRICS_DIR, PREFIX, VARIABLES, Family, Variable
 
 _BY_NAME = {variable.name: variable for variable in VARIABLES}
 
@@ -170,6 +172,33 @@ def variables_set(values: Mapping[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = old
+
+
+def metrics_folder() -> Path | None:
+    """The folder of DEEPINFER_METRICS_DIR; None where it is not set."""
+    return load()[METRICS_DIR]
+
+
+def prepare_metrics_folder() -> None:
+    """Name a folder that this process and its children share for their figures, unless the user has named one.
+
+    A temporary folder is removed when the process ends.
+
+    Raises:
+        SettingError: the folder that the user named cannot be made.
+    """
+    named = metrics_folder()
+    if named is None:
+        folder = tempfile.mkdtemp(prefix="deepinfer-metrics-")
+        os.environ[METRICS_DIR.name] = folder
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        return
+    try:
+        named.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingError(
+            f"environment: {METRICS_DIR.name} is {str(named)!r}, which cannot be made ({error}); name a folder that can"
+        ) from None
 
 
 def child_environment(overrides: Mapping[str, str | None] | None = None) -> dict[str, str]:

@@ -34,7 +34,7 @@ def collect(settings: Settings, capabilities: Capabilities, weights_hash: str | 
     record: dict[str, object] = {
         "versions": versions(),
         "machine": {"system": platform.system(), "architecture": platform.machine(), **capabilities.to_json()},
-        "settings": settings.to_json(),
+        "settings": settings.answer_settings(),
         "patches": [patch.what for patch in compat.PATCHES],
     }
     if weights_hash is not None:

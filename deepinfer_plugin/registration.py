@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 from typing import TYPE_CHECKING
 
-from deepinfer_plugin import compat, envs, variables
+from deepinfer_plugin import compat, envs, translate, variables
 from deepinfer_plugin.errors import PlatformError
 from deepinfer_plugin.platforms.detect import current_decision
 from deepinfer_plugin.settings import Accelerator, Settings
@@ -39,10 +39,12 @@ def register_all() -> None:
     if is_first_process:
         for warning in envs.warnings():
             logger.warning(warning)
+    translate.check_together(settings)
     _check_target_device(envs.vllm_target_device())
     decision = current_decision()
     if decision is None:
         return
+    translate.install()
     if not settings.batch_invariant:
         if is_first_process and decision.accelerator is Accelerator.CPU:
             logger.warning(

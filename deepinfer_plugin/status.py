@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from deepinfer_plugin import compat, envs, provenance
-from deepinfer_plugin.errors import PlatformError
-from deepinfer_plugin.features import OFF, ROWS, VLLM, Row, State
+from deepinfer_plugin.errors import PlatformError, SettingError
+from deepinfer_plugin.features import NOT_BUILT, OFF, ON, ROWS, VLLM, Row, State
 from deepinfer_plugin.platforms.capabilities import Capabilities
 from deepinfer_plugin.platforms.detect import Decision, current_decision
 from deepinfer_plugin.replay.status_rows import cost_lines, with_replay
 from deepinfer_plugin.settings import Accelerator, Settings
-from deepinfer_plugin.variables import BATCH_INVARIANT, VARIABLES, Variable
+from deepinfer_plugin.translate import Flags, Translated, translate
+from deepinfer_plugin.variables import BATCH_INVARIANT, VARIABLES
+
+DEFAULT = "default"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,14 +36,18 @@ class Status:
     """What runs on this machine; ``problems`` are the reasons why a start of vLLM would be refused."""
 
     provenance: dict[str, object]
+    settings: dict[str, object]  # all of them; provenance holds those that answers may depend on
     decision: str
     problems: tuple[str, ...]
     warnings: tuple[str, ...]
     features: tuple[Feature, ...]
 
     @classmethod
-    def from_process(cls) -> Status:
+    def from_process(cls, flags: Any = None) -> Status:
         """Look at this process's environment and machine.
+
+        Args:
+            flags: vLLM's ``EngineArgs`` as a command line gave them; None where there are none.
 
         Raises:
             SettingError: a DEEPINFER_* variable has a value outside its rule.
@@ -60,14 +67,19 @@ class Status:
             reason = "DEEPINFER_DISABLE=1" if settings.disable else "the machine is refused, see the problems"
             decision = Decision(accelerator=Accelerator.CPU, platform=None, why=reason)
         is_active = not settings.disable and not problems
+        translated: list[Translated] = []
         if not settings.disable:
-            problems += envs.refusals(settings.environment, is_our_model=settings.batch_invariant)
+            try:
+                translated = translate(settings, flags or Flags())
+            except SettingError as error:
+                problems.append(str(error))
         return cls(
             provenance=provenance.collect(settings, Capabilities.from_decision(decision)),
+            settings=settings.to_json(),
             decision=decision.why,
             problems=tuple(problems),
             warnings=tuple(envs.warnings()),
-            features=features(settings, is_active=is_active),
+            features=features(settings, is_active=is_active, translated=translated),
         )
 
     def to_json(self) -> dict[str, object]:
@@ -78,11 +90,11 @@ class Status:
         """The table a person reads."""
         lines: list[str] = []
         for section in ("versions", "machine", "settings"):
-            values = self.provenance[section]
+            values = self.settings if section == "settings" else self.provenance[section]
             assert isinstance(values, dict)
             lines.append(section)
-            lines += [f"  {name:<20} {value}" for name, value in values.items()]
-        lines.append(f"  {'decision':<20} {self.decision}")
+            lines += [f"  {name:<34} {value}" for name, value in values.items()]
+        lines.append(f"  {'decision':<34} {self.decision}")
         patches = self.provenance["patches"]
         assert isinstance(patches, list)
         lines += ["changes to vLLM", *(f"  {patch}" for patch in patches or ["none"])]
@@ -96,35 +108,33 @@ class Status:
         return "\n".join(lines)
 
 
-def features(settings: Settings, *, is_active: bool) -> tuple[Feature, ...]:
+def features(settings: Settings, *, is_active: bool, translated: Sequence[Translated] = ()) -> tuple[Feature, ...]:
     """The rows F1-F28 and our own, in order.
 
     Args:
         settings: those of the process.
         is_active: whether the plugin takes part at all; if not, no row of it is on.
+        translated: what variables and flags decided in vLLM's arguments.
     """
     is_ours = is_active and settings.batch_invariant
-    return tuple(_feature(with_replay(row, settings.replay), settings, is_ours=is_ours) for row in ROWS)
+    decided = {entry.feature: entry for entry in translated}
+    rows = (with_replay(row, settings.replay) for row in ROWS)
+    return tuple(_feature(row, settings, decided.get(row.key), is_ours=is_ours) for row in rows)
 
 
-def _feature(row: Row, settings: Settings, *, is_ours: bool) -> Feature:
-    deciding = BATCH_INVARIANT if not is_ours else _deciding(row.key, settings)
-    origin = "environment" if deciding is not None and settings.environment.is_set(deciding) else None
+def _feature(row: Row, settings: Settings, decided: Translated | None, *, is_ours: bool) -> Feature:
+    environment = settings.environment
+    values = {v.name: environment.texts[v.name] for v in VARIABLES if v.feature == row.key and environment.is_set(v)}
+    state, why, origin = row.state, row.why, "environment" if values else row.decided_by
     if not is_ours and row.decided_by != VLLM:
-        why = "vLLM's own model serves"
-        return Feature(key=row.key, name=row.name, state=OFF, why=why, origin=origin or "default", values={})
-    values = {v.name: settings.environment.texts[v.name] for v in VARIABLES if _is_set(v, row.key, settings)}
-    if row.key == BATCH_INVARIANT.feature and origin is None:
-        origin = "default"
-    return Feature(
-        key=row.key, name=row.name, state=row.state, why=row.why, origin=origin or row.decided_by, values=values
-    )
-
-
-def _deciding(key: str, settings: Settings) -> Variable[Any] | None:
-    """The first variable of the feature that is set."""
-    return next((variable for variable in VARIABLES if _is_set(variable, key, settings)), None)
-
-
-def _is_set(variable: Variable[Any], key: str, settings: Settings) -> bool:
-    return variable.feature == key and settings.environment.is_set(variable)
+        state, why = OFF, "vLLM's own model serves"
+        origin = "environment" if environment.is_set(BATCH_INVARIANT) else DEFAULT
+    elif row.key == BATCH_INVARIANT.feature and not values:
+        origin = DEFAULT
+    if decided is not None and is_ours and state == NOT_BUILT:
+        why += f"; the start refuses {decided.text}" if decided.is_on else ""
+    elif decided is not None:
+        state = ON if decided.is_on else OFF
+        why = f"{why}; {decided.text}" if is_ours else f"vLLM's own model: {decided.text}"
+        origin = "flag" if decided.origin == "flag" else "environment"
+    return Feature(key=row.key, name=row.name, state=state, why=why, origin=origin, values=values)

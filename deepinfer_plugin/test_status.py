@@ -11,6 +11,7 @@ from deepinfer_plugin.__main__ import main
 from deepinfer_plugin.errors import PlatformError
 from deepinfer_plugin.settings import Settings
 from deepinfer_plugin.status import Status, features
+from deepinfer_plugin.translate import Flags, translate
 from deepinfer_plugin.variables import VARIABLES
 
 
@@ -54,6 +55,9 @@ def test_json_and_text_say_the_same(capsys: pytest.CaptureFixture[str]) -> None:
         assert f"{row['key']:<4} {row['state']:<9} {row['name']}" in text
     assert status["provenance"]["versions"]["vllm"] in text
     assert status["provenance"]["machine"]["kernel_set"] == "reference"
+    assert set(status["provenance"]["settings"]) < set(status["settings"])
+    assert "logging_interval_step" in status["settings"]
+    assert "logging_interval_step" in text
     assert len(status["provenance"]["patches"]) == len(compat.PATCHES)
 
 
@@ -92,6 +96,30 @@ def test_a_feature_that_is_not_built_but_asked_for_is_a_problem(
     assert "problem: environment: DEEPINFER_USE_NEXTN_DECODE is '5', which asks for F1" in text
     assert "[environment, DEEPINFER_USE_NEXTN_DECODE=5]" in text
     assert "[environment, DEEPINFER_ZERO_OVERHEAD_SCHEDULING=1]" in text
+
+
+def test_a_row_says_whether_a_variable_or_a_flag_decided() -> None:
+    flags = Flags(async_scheduling=False, speculative_config={"method": "dspark"})
+    for environ, speculation in (({}, "not built"), ({"DEEPINFER_BATCH_INVARIANT": "0"}, "on")):
+        settings = Settings.from_envs(environ)
+        found = features(settings, is_active=True, translated=translate(settings, flags))
+        rows = {row.key: row for row in found}
+        assert (rows["F8"].state, rows["F8"].origin) == ("off", "flag")
+        assert rows["F1"].state == speculation
+        assert "--speculative-config {'method': 'dspark'}" in rows["F1"].why
+    settings = Settings.from_envs({"DEEPINFER_ZERO_OVERHEAD_SCHEDULING": "0"})
+    rows = {r.key: r for r in features(settings, is_active=True, translated=translate(settings, Flags()))}
+    assert (rows["F8"].state, rows["F8"].origin) == ("off", "environment")
+    assert (rows["F9"].state, rows["F9"].origin) == ("on", "default")
+
+
+def test_flags_of_a_server_are_seen_beside_the_variables(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DEEPINFER_ZERO_OVERHEAD_SCHEDULING", "0")
+    assert main(["status", "--", "--async-scheduling"]) == 1
+    text = capsys.readouterr().out
+    assert "problem: settings: DEEPINFER_ZERO_OVERHEAD_SCHEDULING is '0', but the flag is --async-scheduling" in text
 
 
 @pytest.mark.parametrize("version", ["0.33.0", "0.33.2", "0.33.1rc1", "0.33.0+cpu"])

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from deepinfer_plugin import witness
+from deepinfer_plugin import answer_provenance, witness
 from deepinfer_plugin.witness import WitnessMiddleware, witness_of
 
 PROMPT, OUTPUT, LOGPROBS = [5, 6, 70000], [9, 2], [-0.1, -1e-300]
@@ -188,3 +188,56 @@ def test_it_becomes_a_default_of_the_command_line() -> None:
     witness.add_to_server(None)
     assert parser.parse_args([]).middleware == [witness.CLASS_PATH]
     assert parser.parse_args(["--middleware", "a.b"]).middleware == [witness.CLASS_PATH, "a.b"]
+
+
+FACTS = {"certificate": None, "kernel_set": "reference", "settings_hash": "ab"}
+
+
+@pytest.fixture
+def facts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answer_provenance._NOTED, "facts", FACTS)
+
+
+@pytest.mark.usefixtures("facts")
+@pytest.mark.parametrize(
+    ("answer", "path"), [(completion, "/v1/completions"), (chat, "/v1/chat/completions")], ids=["completion", "chat"]
+)
+def test_provenance_comes_on_request_and_nothing_else_changes(answer: Callable[..., Any], path: str) -> None:
+    app = App(lambda body: {"seed": 9, **answer(body)})
+    value = json.loads(post(app, {"temperature": 1, "vllm_xargs": {"provenance": True, "other": 2}}, path)[1])
+    assert value["choices"][0].pop("provenance") == {"seed": 9, **FACTS}
+    assert value == {"seed": 9, **answer({})}
+    assert app.body == {"temperature": 1, "vllm_xargs": {"other": 2}}
+
+
+@pytest.mark.usefixtures("facts")
+def test_a_stream_carries_provenance_with_the_seed_of_its_first_event() -> None:
+    app = App(lambda body: [{**chunk, **({} if i else {"seed": 4})} for i, chunk in enumerate(chunks(body))])
+    _, text = post(app, {"stream": True, "vllm_xargs": {"provenance": True, "witness": 1}})
+    first, last = (json.loads(event.removeprefix(b"data: ")) for event in text.split(b"\n\n")[:2])
+    assert "provenance" not in first["choices"][0]
+    assert last["choices"][0]["provenance"] == {"seed": 4, **FACTS}
+    assert last["choices"][0]["witness"] == witness_of(PROMPT, OUTPUT, LOGPROBS)
+
+
+@pytest.mark.usefixtures("facts")
+@pytest.mark.parametrize(
+    ("field", "expected"),
+    [
+        ({}, [None, None, None, None]),  # greedy: nothing was drawn
+        ({"seed": 5}, [5, 6, 5, 6]),
+        ({"seeds": [5, -1 << 63]}, [5, 6, -1 << 63, (-1 << 63) + 1]),
+        ({"seed": (1 << 63) - 1}, [(1 << 63) - 1, -1 << 63, (1 << 63) - 1, -1 << 63]),
+    ],
+)
+def test_each_sample_names_the_seed_that_repeats_it(field: dict[str, Any], expected: list[int | None]) -> None:
+    choices = [{"index": i, "text": "a", "finish_reason": "stop"} for i in range(4)]  # 2 prompts, 2 samples each
+    app = App(lambda body: {**field, "choices": choices})
+    value = json.loads(post(app, {"n": 2, "prompt": ["a", "b"], "vllm_xargs": {"provenance": 1}})[1])
+    assert [choice["provenance"]["seed"] for choice in value["choices"]] == expected
+
+
+def test_provenance_of_another_model_is_an_error_in_its_place() -> None:
+    answer_provenance.forget()
+    value = json.loads(post(App(), {"vllm_xargs": {"provenance": True}})[1])
+    assert "model that serves is not the plugin's" in value["choices"][0]["provenance"]["error"]

@@ -59,13 +59,13 @@ def word(*words: str) -> Kind[str]:
     return Kind(rule=f"{', '.join(words[:-1])} or {words[-1]}", parse=parse, words=words)
 
 
-def _parse_folder(text: str) -> Path | None:
+def _parse_path(text: str) -> Path | None:
     if "\0" in text:
         raise ValueError(text)
     return Path(text) if text else None
 
 
-FOLDER: Kind[Path | None] = Kind(rule="the path of a folder; empty: none", parse=_parse_folder)
+PATH: Kind[Path | None] = Kind(rule="a path; empty: none", parse=_parse_path)
 
 
 def positive_numbers(smallest: float) -> Kind[tuple[float, ...]]:

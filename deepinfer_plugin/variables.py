@@ -17,7 +17,7 @@ from deepinfer_plugin.replay.settings import (
     MODE_VARIABLE,
     EncoderPolicy,
 )
-from deepinfer_plugin.value_kinds import FLAG, FOLDER, ID_RANGES, Kind, integer, positive_numbers, word
+from deepinfer_plugin.value_kinds import FLAG, ID_RANGES, PATH, Kind, integer, positive_numbers, word
 
 PREFIX = "DEEPINFER_"
 
@@ -86,9 +86,25 @@ ARITHMETIC = Variable(
     default="ref",
     meaning="for tests: `q32` computes activations in fp32, `s32` also quantises none of them",
 )
+CERTIFICATE = Variable(
+    name="DEEPINFER_CERTIFICATE",
+    kind=PATH,
+    default="",
+    changes_answers=False,
+    meaning="determinism certificate of this environment; answers name it on request; one of another environment stops "
+    "the start",
+)
+METRICS_DIR = Variable(
+    name="DEEPINFER_METRICS_DIR",
+    kind=PATH,
+    default="",
+    feature="F22",
+    changes_answers=False,
+    meaning="where the processes of a server leave figures for `/metrics`; unset: a temporary folder of the server",
+)
 HF_MODEL_DIR = Variable(
     name="DEEPINFER_HF_MODEL_DIR",
-    kind=FOLDER,
+    kind=PATH,
     default="",
     feature="F27",
     changes_answers=False,  # the checkpoint is part of provenance by its content
@@ -122,7 +138,7 @@ DFLASH_CONFIDENCE_HEAD_TEMPERATURE = Variable(
 )
 DECODE_PERF_CACHE_DIR = Variable(
     name="DEEPINFER_DECODE_PERF_CACHE_DIR",
-    kind=FOLDER,
+    kind=PATH,
     default="",
     feature="F4",
     not_built="step times are not measured at start",
@@ -245,7 +261,7 @@ PREFILL_MAX_SUM_SEQLEN_K = Variable(
 )
 JIT_CACHE_DIR = Variable(
     name="DEEPINFER_JIT_CACHE_DIR",
-    kind=FOLDER,
+    kind=PATH,
     default="",
     feature="F28",
     changes_answers=False,

@@ -1,7 +1,8 @@
-"""Witness: hashes of an answer that it carries on request, so that a third party can repeat one request and compare.
+"""What an answer carries on request: its witness, and its provenance (``answer_provenance``).
 
-They are four SHA-256 hashes (hex), see ``witness_of``. Who holds prompt ids, output ids and log-probabilities computes
-them alone; who holds the request only sends it again, with the seed that the answer names, and compares.
+A witness is four SHA-256 hashes (hex) of the answer, see ``witness_of``, so that a third party can repeat one request
+and compare. Who holds prompt ids, output ids and log-probabilities computes them alone; who holds the request only
+sends it again, with the seed that the answer names, and compares.
 
 ``WitnessMiddleware`` is an ASGI middleware for ``vllm serve --middleware deepinfer_plugin.witness.WitnessMiddleware``;
 ``add_to_server`` makes it the default of a command line. Importing it loads neither torch nor vLLM.
@@ -16,8 +17,13 @@ from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from deepinfer_plugin.answer_provenance import of_answer
+from deepinfer_plugin.sampling.front_end import reported_seed
+from deepinfer_plugin.sampling.seeds import SEED_MODULUS
+
 CLASS_PATH = f"{__name__}.WitnessMiddleware"
-EXTRA_ARG = "witness"  # key in ``vllm_xargs``: 1 asks for a witness; it is taken out before vLLM sees the request
+WITNESS = "witness"  # keys in ``vllm_xargs``: 1 asks for it; they are taken out before vLLM sees the request
+PROVENANCE = "provenance"
 LAYOUT = b"deepinfer-witness-1\0"
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 OTHER_GENERATORS = ("/v1/responses", "/v1/messages", "/inference/v1/generate")
@@ -84,32 +90,52 @@ class _Plan:
     """What to do with the response to one request."""
 
     is_chat: bool
+    wants_witness: bool = True
+    wants_provenance: bool = False
+    samples_per_prompt: int = 1
+    seeds: list[int] = field(default_factory=list)  # one per prompt, or one for all; from the first piece of the answer
     hides_ids: bool = False  # the client did not ask for token ids
     hides_logprobs: bool = False
     choices: dict[int, _Tokens] = field(default_factory=dict)
 
-    def with_witness(self, data: bytes) -> bytes:
-        """A JSON response, or one chunk of a stream, with the witness of each choice that it ends."""
+    def complete(self, data: bytes) -> bytes:
+        """A JSON response, or one chunk of a stream, with what was asked for beside each choice that it ends."""
         value = json.loads(data)
         if not isinstance(value, dict) or not isinstance(value.get("choices"), list):
             return data
+        self.seeds = value.get("seeds", [value["seed"]] if "seed" in value else self.seeds)
         for choice in value["choices"]:
-            tokens = self.choices.setdefault(int(choice.get("index", 0)), _Tokens())
-            prompt_ids = choice.get("prompt_token_ids") or value.get("prompt_token_ids")
-            tokens.prompt_ids = prompt_ids or tokens.prompt_ids
-            new_ids = choice.get("token_ids") or []
-            tokens.output_ids += new_ids
-            tokens.logprobs += _chosen_logprobs(choice, self.is_chat)[-len(new_ids) :] if new_ids else []
-            if self.hides_ids:
-                choice.pop("prompt_token_ids", None)
-                choice.pop("token_ids", None)
-            if self.hides_logprobs and "logprobs" in choice:
-                choice["logprobs"] = None
+            index = int(choice.get("index", 0))
+            if self.wants_witness:
+                self._collect(value, choice, self.choices.setdefault(index, _Tokens()))
             if choice.get("finish_reason") is not None:
-                choice[EXTRA_ARG] = self._witness(int(choice.get("index", 0)))
-        if self.hides_ids:
+                if self.wants_witness:
+                    choice[WITNESS] = self._witness(index)
+                if self.wants_provenance:
+                    choice[PROVENANCE] = of_answer(self._seed(index))
+        if self.wants_witness and self.hides_ids:
             value.pop("prompt_token_ids", None)
         return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+    def _collect(self, value: dict[str, Any], choice: dict[str, Any], tokens: _Tokens) -> None:
+        """Keep the ids and log-probabilities of a piece, and take out of it what the client did not ask for."""
+        prompt_ids = choice.get("prompt_token_ids") or value.get("prompt_token_ids")
+        tokens.prompt_ids = prompt_ids or tokens.prompt_ids
+        new_ids = choice.get("token_ids") or []
+        tokens.output_ids += new_ids
+        tokens.logprobs += _chosen_logprobs(choice, self.is_chat)[-len(new_ids) :] if new_ids else []
+        if self.hides_ids:
+            choice.pop("prompt_token_ids", None)
+            choice.pop("token_ids", None)
+        if self.hides_logprobs and "logprobs" in choice:
+            choice["logprobs"] = None
+
+    def _seed(self, index: int) -> int | None:
+        """Seed of one choice: sample i of a prompt is drawn with the prompt's seed + i."""
+        prompt, sample = divmod(index, self.samples_per_prompt)
+        if not self.seeds:
+            return None
+        return reported_seed((self.seeds[min(prompt, len(self.seeds) - 1)] + sample) % SEED_MODULUS)
 
     def _witness(self, index: int) -> dict[str, str]:
         tokens = self.choices.pop(index)
@@ -122,10 +148,11 @@ class _Plan:
 
 
 class WitnessMiddleware:
-    """Adds a witness to an answer whose request asks for one; leaves every other answer alone.
+    """Adds witness or provenance to an answer whose request asks for it; leaves every other answer alone.
 
-    A request asks with ``"vllm_xargs": {"witness": 1}``. Its answer then carries ``choices[i].witness``, in a stream on
-    the chunk that ends the choice. Everything else of request and response is passed on unchanged.
+    A request asks with ``"vllm_xargs": {"witness": 1, "provenance": true}``. Its answer then carries
+    ``choices[i].witness`` and ``choices[i].provenance``, in a stream on the chunk that ends the choice. Everything else
+    of request and response is passed on unchanged.
     """
 
     def __init__(self, app: App) -> None:
@@ -141,8 +168,9 @@ class WitnessMiddleware:
         body = await _read_body(receive)
         if body is None:
             return
-        if path.endswith(OTHER_GENERATORS) and _asks_for_witness(_object(body)):
-            await _refuse(send, f"witness: {path} does not carry one, expected {COMPLETIONS} or {CHAT}; ask there")
+        asked = [key for key in (WITNESS, PROVENANCE) if _asks_for(_object(body), key)]
+        if path.endswith(OTHER_GENERATORS) and asked:
+            await _refuse(send, f"{asked[0]}: {path} does not carry one, expected {COMPLETIONS} or {CHAT}; ask there")
             return
         plan = None
         if not path.endswith(OTHER_GENERATORS):
@@ -182,7 +210,7 @@ class _Rewriter:
         self._pending += message.get("body", b"")
         if message.get("more_body", False):
             return
-        body = self._plan.with_witness(self._pending)
+        body = self._plan.complete(self._pending)
         assert self._start is not None
         headers = [(name, value) for name, value in self._start["headers"] if bytes(name).lower() != b"content-length"]
         await self._send({**self._start, "headers": [*headers, (b"content-length", str(len(body)).encode())]})
@@ -201,24 +229,29 @@ class _Rewriter:
         name, separator, data = event.partition(b"data: ")
         if name or not separator or not data.startswith(b"{"):
             return event
-        return separator + self._plan.with_witness(data)
+        return separator + self._plan.complete(data)
 
 
 def _prepare(body: bytes, is_chat: bool) -> tuple[bytes, _Plan | None]:
-    """The body for vLLM, and what to do with the answer; None and the same bytes where no witness is asked for."""
+    """The body for vLLM, and what to do with the answer; None and the same bytes where nothing is asked for."""
     value = _object(body)
     extra = (value or {}).get("vllm_xargs")
-    if value is None or not isinstance(extra, dict) or EXTRA_ARG not in extra:
+    if value is None or not isinstance(extra, dict) or not {WITNESS, PROVENANCE} & set(extra):
         return body, None
-    plan = _Plan(is_chat=is_chat) if _asks_for_witness(value) else None
-    value["vllm_xargs"] = {name: content for name, content in extra.items() if name != EXTRA_ARG} or None
-    if plan is not None:
+    plan = _Plan(
+        is_chat=is_chat,
+        wants_witness=_asks_for(value, WITNESS),
+        wants_provenance=_asks_for(value, PROVENANCE),
+        samples_per_prompt=value["n"] if type(value.get("n")) is int and value["n"] > 0 else 1,
+    )
+    value["vllm_xargs"] = {key: content for key, content in extra.items() if key not in (WITNESS, PROVENANCE)} or None
+    if plan.wants_witness:
         plan.hides_ids = not value.get("return_token_ids")
         value["return_token_ids"] = True
         plan.hides_logprobs = not value.get("logprobs") if is_chat else value.get("logprobs") is None
         if plan.hides_logprobs:
             value["logprobs"] = True if is_chat else 0
-    return json.dumps(value).encode(), plan
+    return json.dumps(value).encode(), plan if plan.wants_witness or plan.wants_provenance else None
 
 
 def _object(body: bytes) -> dict[str, Any] | None:
@@ -229,11 +262,9 @@ def _object(body: bytes) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def _asks_for_witness(value: dict[str, Any] | None) -> bool:
+def _asks_for(value: dict[str, Any] | None, key: str) -> bool:
     extra = (value or {}).get("vllm_xargs")
-    return (
-        isinstance(extra, dict) and bool(extra.get(EXTRA_ARG)) and str(extra[EXTRA_ARG]).lower() not in ("0", "false")
-    )
+    return isinstance(extra, dict) and bool(extra.get(key)) and str(extra[key]).lower() not in ("0", "false")
 
 
 def _chosen_logprobs(choice: dict[str, Any], is_chat: bool) -> list[float]:

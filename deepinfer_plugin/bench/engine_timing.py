@@ -126,7 +126,7 @@ class _Run:
         start_s = time.perf_counter()
         self._llm = LLM(**plan["engine"])
         start_s = time.perf_counter() - start_s
-        if plan["side"] == "ours":
+        if plan["side"] == "ours" and plan["engine"]["load_format"] == "dummy":
             self._llm.apply_model(fill_packed_weights)
         config = self._llm.llm_engine.vllm_config
         self._max_model_len = int(config.model_config.max_model_len)

@@ -1,8 +1,9 @@
-"""The comparison as one SVG file: a bar per case, its length the ratio of our rate to vLLM's."""
+"""Charts as SVG: bars for a comparison, lines for a curve."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from deepinfer_kernels.svg import Svg
 
@@ -22,4 +23,49 @@ def ratio_chart(ratios: Mapping[str, float], title: str) -> str:
         svg.bar(LABEL_PX, top, length, ROW_PX - 8, "#2a7" if ratio >= 1 else "#c73")
         svg.label(LABEL_PX + length + 6, top + 14, f"{ratio:.2f}")
     svg.line(LABEL_PX + UNIT_PX, ROW_PX, LABEL_PX + UNIT_PX, height - ROW_PX + 6, "#333")
+    return svg.text()
+
+
+WIDTH_PX, HEIGHT_PX, MARGIN_PX = 640, 400, 70
+COLOURS = ("#26c", "#aaa")  # measured, converted
+NUM_TICKS = 5
+
+
+def line_chart(
+    title: str, x_title: str, y_title: str, series: Sequence[tuple[str, Sequence[tuple[float, float]]]]
+) -> str:
+    """Lines with a disc per point, both axes from 0.
+
+    Args:
+        title: of the chart.
+        x_title: name and unit of the x axis.
+        y_title: name and unit of the y axis.
+        series: at most two, each a label and its (x, y) points, at least one; values are 0 or more.
+    """
+    points = [point for _, line in series for point in line]
+    top_x, top_y = (max(point[axis] for point in points) or 1.0 for axis in (0, 1))
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        plot_width, plot_height = WIDTH_PX - 2 * MARGIN_PX, HEIGHT_PX - 2 * MARGIN_PX
+        return MARGIN_PX + plot_width * x / top_x, HEIGHT_PX - MARGIN_PX - plot_height * y / top_y
+
+    svg = Svg(WIDTH_PX, HEIGHT_PX)
+    svg.label(8, 18, title, is_bold=True)
+    svg.label(WIDTH_PX / 2, HEIGHT_PX - 20, x_title, anchor="middle")
+    svg.label(8, MARGIN_PX - 16, y_title)
+    left, bottom = place(0, 0)
+    for tick in range(NUM_TICKS + 1):
+        value_x, value_y = top_x * tick / NUM_TICKS, top_y * tick / NUM_TICKS
+        x, y = place(value_x, value_y)
+        svg.line(left, y, WIDTH_PX - MARGIN_PX, y, "#ddd")
+        svg.label(left - 6, y + 4, f"{value_y:,.4g}", anchor="end")
+        svg.label(x, bottom + 16, f"{value_x:,.4g}", anchor="middle")
+    for number, (label, line) in enumerate(series):
+        colour, spots = COLOURS[number], [place(x, y) for x, y in line]
+        for begin, end in pairwise(spots):
+            svg.line(*begin, *end, colour, 2.0)
+        for (x, y), (value_x, value_y) in zip(spots, line, strict=True):
+            svg.point(x, y, colour, f"{label}: {value_x:,.4g}, {value_y:,.4g}")
+        svg.bar(WIDTH_PX / 2, 9 + 16 * number, 10, 10, colour)
+        svg.label(WIDTH_PX / 2 + 16, 18 + 16 * number, label)
     return svg.text()

@@ -1,4 +1,4 @@
-"""``bench peer``: the speed of our model beside vLLM's own."""
+"""``bench``: the speed of our model beside vLLM's own (``peer``), and its curves (``bench_curves``)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from deepinfer_plugin import provenance
 from deepinfer_plugin.bench.cases import CASES, Figures, select
 from deepinfer_plugin.bench.peer import SIDES, ratios, run_side, table
 from deepinfer_plugin.bench.plot import ratio_chart
+from deepinfer_plugin.cli import bench_curves
 from deepinfer_plugin.cli.console import say
 from deepinfer_plugin.errors import SettingError
 
@@ -20,30 +21,30 @@ RESULTS = "results.json"
 
 def add_parser(commands: Any) -> None:
     """Add the command's arguments."""
-    parser = commands.add_parser(
-        "bench",
-        help="time our model beside vLLM's own, random weights",
+    parser = commands.add_parser("bench", help="speed of our model: beside vLLM's own, and its two curves")
+    kinds = parser.add_subparsers(metavar="KIND", required=True)
+    peer = kinds.add_parser(
+        "peer",
+        help="our model and vLLM's own model, alternated, random weights",
         epilog=f"cases: {', '.join(c.name for c in CASES)}",
     )
-    parser.add_argument("what", choices=("peer",), help="peer: our model and vLLM's own model, alternated")
-    parser.add_argument(
-        "--config", type=Path, required=True, metavar="DIR", help="folder with config.json and tokenizer"
-    )
-    parser.add_argument(
+    peer.add_argument("--config", type=Path, required=True, metavar="DIR", help="folder with config.json and tokenizer")
+    peer.add_argument(
         "--out",
         type=Path,
         required=True,
         metavar="DIR",
         help="folder for results.json, table.md, ratio.svg, logs; earlier rounds there are kept",
     )
-    parser.add_argument("--case", action="append", metavar="NAME", help="only cases whose name starts so; repeatable")
-    parser.add_argument("--side", choices=SIDES, default=None, help="one side only")
-    parser.add_argument("--rounds", type=int, default=1, help="how often both sides run (default 1)")
-    parser.add_argument(
+    peer.add_argument("--case", action="append", metavar="NAME", help="only cases whose name starts so; repeatable")
+    peer.add_argument("--side", choices=SIDES, default=None, help="one side only")
+    peer.add_argument("--rounds", type=int, default=1, help="how often both sides run (default 1)")
+    peer.add_argument(
         "--budget-s", type=float, default=1800.0, metavar="S", help="seconds of each side in a round, start included"
     )
-    parser.add_argument("--engine", type=json.loads, default={}, metavar="JSON", help="arguments of vllm.LLM for both")
-    parser.set_defaults(run=run)
+    peer.add_argument("--engine", type=json.loads, default={}, metavar="JSON", help="arguments of vllm.LLM for both")
+    peer.set_defaults(run=run)
+    bench_curves.add_parsers(kinds)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -12,11 +12,11 @@ from deepinfer_plugin import envs, provenance
 from deepinfer_plugin.cli.console import say
 from deepinfer_plugin.errors import CheckpointError, PlatformError, SettingError
 from deepinfer_plugin.platforms.detect import current_decision, platform_class
+from deepinfer_plugin.resumable import model_files
 from deepinfer_plugin.scoring.inputs import read_records
 from deepinfer_plugin.scoring.store import ResultStore
 from deepinfer_plugin.settings import Accelerator, Settings
 
-WHOLE_HASH_BYTES = 64 << 20  # larger shards are told apart by size and time of change
 INTERRUPTED = 130
 
 EPILOG = """
@@ -120,25 +120,11 @@ def _manifest(arguments: argparse.Namespace) -> dict[str, object]:
     """Everything the results depend on; a partial result of another manifest is not continued."""
     return {
         "input": hashlib.sha256(arguments.input.read_bytes()).hexdigest(),
-        "model": _model_files(arguments.model),
+        "model": model_files(arguments.model),
         "top": arguments.top,
         "decode_from": arguments.decode_from,
         "raw_logits": arguments.raw_logits,
         "engine_flags": list(arguments.engine_flags),
-        "settings": Settings.from_envs().to_json(),
+        "settings": Settings.from_envs().answer_settings(),
         "versions": provenance.versions(),
     }
-
-
-def _model_files(model: Path) -> dict[str, str]:
-    """Per file of the checkpoint its hash, or size and time of change where it is large."""
-    found: dict[str, str] = {}
-    for path in sorted(model.iterdir()):
-        if path.suffix not in (".json", ".safetensors"):
-            continue
-        state = path.stat()
-        if state.st_size <= WHOLE_HASH_BYTES:
-            found[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
-        else:
-            found[path.name] = f"{state.st_size} bytes, changed {state.st_mtime_ns}"
-    return found

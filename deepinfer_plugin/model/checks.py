@@ -9,7 +9,7 @@ from vllm.platforms import current_platform
 
 from deepinfer_plugin import envs
 from deepinfer_plugin.cache.specs import block_size, num_drafts
-from deepinfer_plugin.errors import ConfigError, SettingError
+from deepinfer_plugin.errors import ConfigError
 from deepinfer_plugin.model.config import ModelConfig
 from deepinfer_plugin.model.graphs import graph_mode
 from deepinfer_plugin.model.weights import check_checkpoint, check_tokenizer
@@ -28,14 +28,13 @@ class DeepseekV41Checks(DeepseekV4ForCausalLMConfig):
     """vLLM's hook for the architecture: what vLLM does there, then our checks.
 
     Raises:
-        SettingError: vLLM's own switch contradicts ours, or a variable asks for what is not built.
+        SettingError: vLLM's own switch contradicts ours.
         ConfigError: config.json or an engine option is one that the model cannot serve.
         CheckpointError: a file of a local checkpoint is missing, damaged or contradicts another one.
     """
 
     @staticmethod
     def verify_and_update_model_config(model_config: "EngineModelConfig") -> None:
-        refuse_unbuilt()
         device = "cuda" if current_platform.is_cuda() else "cpu"
         envs.pin_vllm_batch_invariance(device)
         envs.enter_batch_invariant_mode(device)
@@ -58,17 +57,6 @@ class DeepseekV41Checks(DeepseekV4ForCausalLMConfig):
         compilation = vllm_config.compilation_config
         has_graphs = current_platform.is_cuda() and not vllm_config.model_config.enforce_eager
         compilation.cudagraph_mode = graph_mode(compilation.cudagraph_mode, has_graphs=has_graphs)
-
-
-def refuse_unbuilt() -> None:
-    """Refuse variables that ask for a feature which the model does not have.
-
-    Raises:
-        SettingError: one sentence that names the first such variable and its feature.
-    """
-    refused = envs.refusals(envs.load(), is_our_model=True)
-    if refused:
-        raise SettingError(refused[0])
 
 
 def check_replay(vllm_config: "VllmConfig", replay: ReplaySettings) -> None:

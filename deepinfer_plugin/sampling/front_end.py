@@ -8,18 +8,16 @@ are wrapped (``compat.PATCHES``). Only requests of our model are touched.
 
 from __future__ import annotations
 
-import functools
-import inspect
 import secrets
 from collections.abc import Callable
 from contextvars import ContextVar
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
-from deepinfer_plugin.errors import PlatformError
 from deepinfer_plugin.replay.requests import describe
 from deepinfer_plugin.sampling.seeds import SEED_MODULUS, as_int64
 from deepinfer_plugin.settings import Settings
+from deepinfer_plugin.wrapping import wrap
 
 if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
@@ -30,8 +28,6 @@ MODEL_TYPE = "deepseek_v41"
 
 # While an HTTP request is handled: the seeds of its prompts by vLLM's request id, filled here, read by the middleware.
 SEEDS_OF_RESPONSE: ContextVar[dict[str, int] | None] = ContextVar("deepinfer_seeds_of_response", default=None)
-
-_IS_OURS = "_deepinfer_wraps"
 
 
 def settle_seed(params: SamplingParams) -> SamplingParams:
@@ -100,36 +96,14 @@ def install() -> None:
     from vllm.v1.engine.input_processor import InputProcessor
     from vllm.v1.engine.output_processor import RequestState
 
-    _wrap(InputProcessor, "process_inputs", ("self", "request_id", "prompt", "params"), _process_inputs)
-    _wrap(
+    wrap(InputProcessor, "process_inputs", ("self", "request_id", "prompt", "params"), _process_inputs)
+    wrap(
         RequestState,
         "from_new_request",
         ("cls", "tokenizer", "request", "prompt", "parent_req"),
         _from_new_request,
     )
-    _wrap(RequestState, "_new_request_output", ("self", "external_req_id", "outputs", "finished"), _new_request_output)
-
-
-def _wrap(owner: type, name: str, parameters: tuple[str, ...], around: Callable[..., Any]) -> None:
-    found = inspect.getattr_static(owner, name, None)
-    is_class_method = isinstance(found, classmethod)
-    original = found.__func__ if isinstance(found, classmethod) else found
-    if getattr(original, _IS_OURS, False):
-        return
-    names = tuple(inspect.signature(original).parameters) if callable(original) else ()
-    if names[: len(parameters)] != parameters or is_class_method != (parameters[0] == "cls"):
-        raise PlatformError(
-            f"sampling: {owner.__name__}.{name} has the parameters {list(names)}, expected {list(parameters)} first; "
-            "install a vLLM version that this plugin supports"
-        )
-    assert callable(original)
-
-    @functools.wraps(original)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return around(original, *args, **kwargs)
-
-    setattr(wrapper, _IS_OURS, True)
-    setattr(owner, name, classmethod(wrapper) if is_class_method else wrapper)
+    wrap(RequestState, "_new_request_output", ("self", "external_req_id", "outputs", "finished"), _new_request_output)
 
 
 def _process_inputs(

@@ -11,6 +11,7 @@ from deepinfer_plugin import envs
 from deepinfer_plugin.errors import PlatformError
 from deepinfer_plugin.sampling import front_end
 from deepinfer_plugin.sampling.front_end import SEEDS_OF_RESPONSE, reported_seed, settle_seed
+from deepinfer_plugin.wrapping import IS_OURS, wrap
 
 LARGEST = (1 << 64) - 1
 
@@ -127,7 +128,7 @@ def processor() -> type[Processor]:
         def process_inputs(self, request_id: str, prompt: str, params: Any, *, priority: int = 0) -> Any:
             return super().process_inputs(request_id, prompt, params, priority=priority)
 
-    front_end._wrap(Fresh, "process_inputs", ("self", "request_id", "prompt", "params"), front_end._process_inputs)
+    wrap(Fresh, "process_inputs", ("self", "request_id", "prompt", "params"), front_end._process_inputs)
     return Fresh
 
 
@@ -155,7 +156,7 @@ def test_another_model_is_left_alone(processor: type[Processor], monkeypatch: py
 
 def test_wrapping_twice_wraps_once(processor: type[Processor]) -> None:
     wrapped = processor.process_inputs
-    front_end._wrap(processor, "process_inputs", ("self", "request_id", "prompt", "params"), front_end._process_inputs)
+    wrap(processor, "process_inputs", ("self", "request_id", "prompt", "params"), front_end._process_inputs)
     assert processor.process_inputs is wrapped
 
 
@@ -168,8 +169,8 @@ def test_wrapping_twice_wraps_once(processor: type[Processor]) -> None:
     ],
 )
 def test_a_method_that_is_not_the_known_one_is_refused(owner: type) -> None:
-    with pytest.raises(PlatformError, match=rf"sampling: {owner.__name__}.process_inputs has the parameters"):
-        front_end._wrap(owner, "process_inputs", ("self", "request_id", "prompt", "params"), front_end._process_inputs)
+    with pytest.raises(PlatformError, match=rf"wrapping: {owner.__name__}.process_inputs has the parameters"):
+        wrap(owner, "process_inputs", ("self", "request_id", "prompt", "params"), front_end._process_inputs)
 
 
 def test_the_installed_vllm_has_the_known_methods() -> None:
@@ -183,7 +184,7 @@ def test_the_installed_vllm_has_the_known_methods() -> None:
     ]
     try:
         front_end.install()
-        assert all(getattr(getattr(owner, name), front_end._IS_OURS) for owner, name, _ in kept)
+        assert all(getattr(getattr(owner, name), IS_OURS) for owner, name, _ in kept)
     finally:
         for owner, name, original in kept:
             setattr(owner, name, original)

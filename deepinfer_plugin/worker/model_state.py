@@ -1,5 +1,6 @@
 """Our hooks of vLLM's model runner V2."""
 
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 from vllm.v1.worker.gpu.states import RequestState
 
-from deepinfer_plugin import variables
+from deepinfer_plugin import envs, metrics, variables
 from deepinfer_plugin.replay.inputs import ReplayInputs
 from deepinfer_plugin.sampling.sampler import DeepInferSampler
 from deepinfer_plugin.settings import Settings
@@ -89,6 +90,12 @@ class DeepInferModelState(DefaultModelState):
         self._replay = ReplayState(model.rule, self.max_num_reqs, self.depth, device)
         self._is_graph = False
         self._attn_metadata: dict[str, Any] | None = None
+        self._rows, self._padding_rows = 0, 0
+        self._metrics_folder = envs.metrics_folder()
+        metrics.PUBLISHER.register(metrics.WORKER_METRICS, self._figures)
+
+    def _figures(self) -> dict[str, float]:
+        return {metrics.ROWS.name: self._rows, metrics.PADDING_ROWS.name: self._padding_rows}
 
     def custom_sampler(self, sampler: Sampler) -> tuple[DeepInferSampler, None]:
         """Our sampler in the place of the stock one."""
@@ -130,6 +137,9 @@ class DeepInferModelState(DefaultModelState):
     def prepare_inputs(self, input_batch: InputBatch, req_states: RequestState) -> dict[str, Any]:
         inputs = super().prepare_inputs(input_batch, req_states)
         num_tokens = input_batch.num_tokens_after_padding
+        self._rows += input_batch.num_tokens
+        self._padding_rows += num_tokens - input_batch.num_tokens
+        metrics.PUBLISHER.publish(self._metrics_folder, time.monotonic())
         self._lookback[:num_tokens] = lookback_ids(
             input_batch.input_ids,
             input_batch.positions,

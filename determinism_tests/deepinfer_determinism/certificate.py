@@ -26,13 +26,15 @@ from deepinfer_determinism.results import (
 )
 from deepinfer_determinism.schedule import SMALL_CHECKPOINTS
 from deepinfer_plugin import provenance
+from deepinfer_plugin.answer_provenance import CERTIFICATE_KIND
+from deepinfer_plugin.answer_provenance import content_hash as content_hash
 from deepinfer_plugin.cli.console import say
 from deepinfer_plugin.errors import InputError, SettingError
 from deepinfer_plugin.platforms.capabilities import Capabilities
 from deepinfer_plugin.platforms.detect import current_decision
 from deepinfer_plugin.settings import Settings
 
-KIND = "deepinfer determinism certificate"
+KIND = CERTIFICATE_KIND
 SAME_MACHINE, OTHER_MACHINE = 0, 1
 CHUNK_BYTES = 1 << 24
 
@@ -86,13 +88,6 @@ def make(run: RunResult, environment: Mapping[str, Any]) -> dict[str, Any]:
     }
     body = json.loads(json.dumps(body))  # what a reader of the file gets: lists for tuples
     return {**body, "content_hash": content_hash(body)}
-
-
-def content_hash(certificate: Mapping[str, Any]) -> str:
-    """SHA-256 of everything but the field ``content_hash``, as JSON with sorted keys, no blanks, UTF-8."""
-    body = {name: value for name, value in certificate.items() if name != "content_hash"}
-    text = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def environment_here(weights_hash: str | None) -> dict[str, Any]:

@@ -1,0 +1,132 @@
+"""``offline``: a file of prompts in, a JSONL file of answers out; goes on where it was stopped."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from deepinfer_plugin import envs, provenance
+from deepinfer_plugin.cli.console import say
+from deepinfer_plugin.cli.model_folder import add_model, add_sizes, model_folder, size_flags
+from deepinfer_plugin.errors import PlatformError, SettingError
+from deepinfer_plugin.offline.inputs import Prompt, check_sampling, read_prompts
+from deepinfer_plugin.offline.store import AnswerStore
+from deepinfer_plugin.platforms.detect import current_decision, platform_class
+from deepinfer_plugin.resumable import model_files
+from deepinfer_plugin.settings import Accelerator, Settings
+
+INTERRUPTED = 130
+SOME_REFUSED = 1
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command's arguments."""
+    parser = commands.add_parser("offline", help="answer a file of prompts; goes on where it was stopped")
+    add_model(parser)
+    parser.add_argument(
+        "--input", type=Path, required=True, metavar="FILE", help="*.jsonl: objects; otherwise one prompt a line"
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE.jsonl", help="answers, in the input's order")
+    parser.add_argument("--raw", action="store_true", help="a prompt is raw text (default: the message of a user)")
+    parser.add_argument("--max-tokens", type=int, default=512, help="of an answer (default 512)")
+    parser.add_argument("--temperature", type=float, default=1.0, help="0: greedy (default 1)")
+    parser.add_argument("--top-p", type=float, default=1.0, help="(default 1)")
+    parser.add_argument("--top-k", type=int, default=-1, help="-1: all (default)")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the draws; noise also depends on the prompt (default 0)"
+    )
+    parser.add_argument("--token-ids", action="store_true", help="also write the ids of prompt and answer")
+    parser.add_argument("--provenance", action="store_true", help="also write what each answer depends on")
+    add_sizes(parser)
+    parser.add_argument("engine_flags", nargs="*", metavar="-- FLAGS", help="flags for vLLM")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Answer what is missing and join the results; 0, or 1 where vLLM refused some prompts."""
+    model = model_folder("offline", arguments.model)
+    sampling = {key: getattr(arguments, key) for key in ("max_tokens", "temperature", "top_p", "top_k", "seed")}
+    try:
+        check_sampling(sampling)
+    except ValueError as error:
+        raise SettingError(f"offline: --{error}") from None
+    flags = (*size_flags("offline", arguments), *arguments.engine_flags)
+    prompts = read_prompts(arguments.input, is_chat=not arguments.raw)
+    store = AnswerStore(arguments.out, _manifest(arguments, model, sampling, flags))
+    if not store.open():
+        say(f"offline: {arguments.out} is complete, nothing to do")
+        return 0
+    try:
+        finished = store.finished()
+        missing = [prompt for prompt in prompts if prompt.name not in finished]
+        refused = 0
+        if missing:
+            try:
+                refused = _answer_missing(arguments, model, sampling, flags, missing, store, len(prompts))
+            except KeyboardInterrupt:
+                kept = len(store.finished())
+                say(f"\noffline: stopped; {kept} of {len(prompts)} answers are kept, the same command goes on")
+                return INTERRUPTED
+        store.merge([prompt.name for prompt in prompts])
+    finally:
+        store.close()
+    say(f"offline: {len(prompts)} answers -> {arguments.out}")
+    if refused:
+        say(f"offline: {refused} of them are errors: vLLM refused the prompt, see their field error")
+    return SOME_REFUSED if refused else 0
+
+
+def _answer_missing(
+    arguments: argparse.Namespace,
+    model: Path,
+    sampling: dict[str, Any],
+    flags: tuple[str, ...],
+    missing: list[Prompt],
+    store: AnswerStore,
+    total: int,
+) -> int:
+    """Returns how many prompts were refused."""
+    platform_class()  # before torch, Triton and vLLM are imported
+    envs.keep_engine_in_this_process()
+    decision = current_decision()
+    if decision is None:
+        raise PlatformError("offline: DEEPINFER_DISABLE is 1, expected 0; unset it")
+    from tqdm import tqdm
+
+    from deepinfer_plugin.offline.run import Plan, answer, build_engine
+
+    plan = Plan(
+        model=model,
+        is_cpu=decision.accelerator is Accelerator.CPU,
+        engine_flags=flags,
+        sampling=sampling,
+        with_token_ids=arguments.token_ids,
+        with_provenance=arguments.provenance,
+    )
+    llm = build_engine(plan)
+    refused = 0
+    with tqdm(total=total, initial=total - len(missing), unit="answer", desc="offline") as bar:
+        for prompt, found in answer(llm, plan, missing):
+            store.put(prompt.name, found)
+            refused += "error" in found
+            bar.update()
+    return refused
+
+
+def _manifest(
+    arguments: argparse.Namespace, model: Path, sampling: dict[str, Any], flags: tuple[str, ...]
+) -> dict[str, object]:
+    """Everything the answers depend on; a partial result of another manifest is not continued."""
+    return {
+        "input": hashlib.sha256(arguments.input.read_bytes()).hexdigest(),
+        "model": model_files(model),
+        "raw": arguments.raw,
+        "sampling": sampling,
+        "token_ids": arguments.token_ids,
+        "provenance": arguments.provenance,
+        "engine_flags": list(flags),
+        "settings": Settings.from_envs().answer_settings(),
+        "versions": provenance.versions(),
+    }

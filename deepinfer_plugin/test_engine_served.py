@@ -1,0 +1,113 @@
+"""A server on the nano checkpoint: answers carry their provenance, /metrics carries our series, the log our lines."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deepinfer_plugin.answer_provenance import weights_identity
+from deepinfer_plugin.cli.server import Server, free_port
+from deepinfer_plugin.metrics import METRICS, WORKER_METRICS
+
+MODEL = "nano"
+FLAGS = (
+    f"--served-model-name={MODEL}",
+    "--max-model-len=512",
+    "--max-num-seqs=4",
+    "--kv-cache-memory-bytes=67108864",
+)
+HEALTH_S = 300
+PROMPT = "the quick brown fox"
+
+
+@pytest.fixture(scope="module")
+def nano(checkpoint: Callable[..., Path]) -> Path:
+    return checkpoint("nano", 0)
+
+
+@pytest.fixture(scope="module")
+def server(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (
+            ("CUDA_VISIBLE_DEVICES", ""),
+            ("OMP_NUM_THREADS", "1"),
+            ("VLLM_NO_USAGE_STATS", "1"),
+            ("DEEPINFER_LOGGING_INTERVAL_STEP", "5"),
+        ):
+            patch.setenv(name, value)
+        patch.delenv("DEEPINFER_METRICS_DIR", raising=False)
+        started = Server(nano, tmp_path_factory.mktemp("served") / "server.log", free_port(), FLAGS)
+        with started:
+            started.wait_until_healthy(HEALTH_S)
+            yield started
+
+
+def post(server: Server, path: str, **body: Any) -> bytes:
+    data = json.dumps({"model": MODEL, "max_tokens": 8, "ignore_eos": True, **body}).encode()
+    request = urllib.request.Request(f"{server.base_url}{path}", data, {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=120) as answer:
+        found: bytes = answer.read()
+    return found
+
+
+def test_completion_chat_and_stream_carry_the_same_facts(server: Server, nano: Path) -> None:
+    ask = {"vllm_xargs": {"provenance": True}, "temperature": 1.0, "seed": 3}
+    completion = json.loads(post(server, "/v1/completions", prompt=PROMPT, n=2, **ask))
+    first, second = (choice.pop("provenance") for choice in completion["choices"])
+    assert (first.pop("seed"), second.pop("seed")) == (3, 4)
+    assert first == second
+    assert first["weights"] == weights_identity(nano)
+    assert (first["kernel_set"], first["arithmetic"], first["replay"], first["certificate"]) == (
+        "reference",
+        "ref",
+        "none",
+        None,
+    )
+    messages = [{"role": "user", "content": PROMPT}]
+    chat = json.loads(post(server, "/v1/chat/completions", messages=messages, **ask))
+    assert chat["choices"][0]["provenance"] == {"seed": 3, **first}
+    stream = post(server, "/v1/chat/completions", messages=messages, stream=True, **ask)
+    events = [json.loads(event[6:]) for event in stream.split(b"\n\n") if event.startswith(b"data: {")]
+    carried = [choice["provenance"] for event in events for choice in event["choices"] if "provenance" in choice]
+    assert carried == [{"seed": 3, **first}]
+
+
+def test_an_answer_that_names_its_seed_can_be_repeated(server: Server) -> None:
+    ask = {"vllm_xargs": {"provenance": True}, "temperature": 1.0, "prompt": PROMPT}
+    drawn = json.loads(post(server, "/v1/completions", **ask))["choices"][0]
+    again = json.loads(post(server, "/v1/completions", **ask, seed=drawn["provenance"]["seed"]))["choices"][0]
+    assert again["text"] == drawn["text"]
+    greedy = json.loads(post(server, "/v1/completions", **{**ask, "temperature": 0}))["choices"][0]
+    assert greedy["provenance"]["seed"] is None
+
+
+def test_the_series_stand_on_vllms_own_endpoint(server: Server) -> None:
+    post(server, "/v1/completions", prompt=PROMPT, max_tokens=40)
+    time.sleep(1.1)  # the engine's process publishes once a second
+    post(server, "/v1/completions", prompt=PROMPT, max_tokens=20)
+    with urllib.request.urlopen(f"{server.base_url}/metrics", timeout=60) as answer:
+        text = answer.read().decode()
+    value = {name: float(number) for name, number in re.findall(r"^(deepinfer_\w+)(?:\{.*\})? (\S+)$", text, re.M)}
+    seen = {metric.name for metric in (*METRICS, *WORKER_METRICS)}
+    # 128 steps with tokens make the first figure of balance; there may be fewer here
+    assert seen - set(value) <= {"deepinfer_moe_lb_ratio"}
+    assert value["deepinfer_steps_total"] >= 50
+    assert value["deepinfer_forward_rows_total"] >= 40
+    assert value["deepinfer_generation_tokens_per_second"] > 0
+    [info] = [line for line in text.splitlines() if line.startswith("deepinfer_info{")]
+    assert 'kernel_set="reference"' in info
+    assert "vllm:num_requests_running" in text
+
+
+def test_the_log_holds_a_line_per_interval(server: Server) -> None:
+    post(server, "/v1/completions", prompt=PROMPT, max_tokens=20)
+    lines = re.findall(r"DeepInfer engine 0: (\d+) steps, running \d+, .*tokens_per_second", server.log.read_text())
+    assert len(lines) >= 4
+    assert set(lines) == {"5"}
