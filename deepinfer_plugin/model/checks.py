@@ -8,7 +8,9 @@ from vllm.model_executor.models.config import DeepseekV4ForCausalLMConfig
 from vllm.platforms import current_platform
 
 from deepinfer_plugin import envs
+from deepinfer_plugin.encoding import renderer_mode
 from deepinfer_plugin.errors import ConfigError, SettingError
+from deepinfer_plugin.grammar import admission, trigger
 from deepinfer_plugin.model.config import ModelConfig
 from deepinfer_plugin.model.graphs import graph_mode
 from deepinfer_plugin.model.weights import check_checkpoint, check_tokenizer
@@ -42,6 +44,7 @@ class DeepseekV41Checks(DeepseekV4ForCausalLMConfig):
             check_tokenizer(model_dir, config)
             check_checkpoint(model_dir, config)
         DeepseekV4ForCausalLMConfig.verify_and_update_model_config(model_config)
+        renderer_mode.choose(model_config)
 
     @staticmethod
     def verify_and_update_config(vllm_config: "VllmConfig") -> None:
@@ -50,6 +53,9 @@ class DeepseekV41Checks(DeepseekV4ForCausalLMConfig):
             vllm_config.cache_config.swa_bounded_replay = False
             logger.info("SWA bounded replay is off: window KV is cached with the prefix and a hit is exact")
         front_end.install()
+        admission.install()
+        trigger.install()
+        require_xgrammar(vllm_config)
         compilation = vllm_config.compilation_config
         has_graphs = current_platform.is_cuda() and not vllm_config.model_config.enforce_eager
         compilation.cudagraph_mode = graph_mode(compilation.cudagraph_mode, has_graphs=has_graphs)
@@ -64,6 +70,24 @@ def refuse_unbuilt() -> None:
     refused = envs.refusals(envs.load(), is_our_model=True)
     if refused:
         raise SettingError(refused[0])
+
+
+def require_xgrammar(vllm_config: "VllmConfig") -> None:
+    """Make XGrammar the only backend of structured output.
+
+    An engine keeps the backend of its first constraint. With ``auto`` a request whose schema only another backend knows
+    would make the engine refuse every later request that this one is not for.
+
+    Raises:
+        ConfigError: the user chose another backend.
+    """
+    options = vllm_config.structured_outputs_config
+    if options.backend not in ("auto", "xgrammar"):
+        raise ConfigError(
+            f"DeepseekV41ForCausalLM: structured_outputs_config.backend is {options.backend!r}, expected auto or "
+            "xgrammar; the limits on constraints hold for XGrammar only, leave the option out"
+        )
+    options.backend = "xgrammar"
 
 
 def check_engine_options(vllm_config: "VllmConfig") -> None:

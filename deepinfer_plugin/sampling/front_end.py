@@ -15,6 +15,8 @@ from copy import copy
 from typing import TYPE_CHECKING, Any
 
 from deepinfer_plugin.errors import PlatformError
+from deepinfer_plugin.grammar.so_args import settle_structured_output
+from deepinfer_plugin.sampling.extras import capped_max_tokens, settle_extras
 from deepinfer_plugin.sampling.seeds import SEED_MODULUS, as_int64
 
 if TYPE_CHECKING:
@@ -96,17 +98,28 @@ def install() -> None:
     from vllm.v1.engine.input_processor import InputProcessor
     from vllm.v1.engine.output_processor import RequestState
 
-    _wrap(InputProcessor, "process_inputs", ("self", "request_id", "prompt", "params"), _process_inputs)
-    _wrap(
+    wrap(InputProcessor, "process_inputs", ("self", "request_id", "prompt", "params"), _process_inputs)
+    wrap(
         RequestState,
         "from_new_request",
         ("cls", "tokenizer", "request", "prompt", "parent_req"),
         _from_new_request,
     )
-    _wrap(RequestState, "_new_request_output", ("self", "external_req_id", "outputs", "finished"), _new_request_output)
+    wrap(RequestState, "_new_request_output", ("self", "external_req_id", "outputs", "finished"), _new_request_output)
 
 
-def _wrap(owner: type, name: str, parameters: tuple[str, ...], around: Callable[..., Any]) -> None:
+def wrap(owner: type, name: str, parameters: tuple[str, ...], around: Callable[..., Any]) -> None:
+    """Replace a method by ``around(original, *args)``, once per process.
+
+    Args:
+        owner: the class.
+        name: of the method.
+        parameters: its first parameters; ``cls`` first for a class method.
+        around: gets the original method first.
+
+    Raises:
+        PlatformError: the method has other parameters than this version knows.
+    """
     found = inspect.getattr_static(owner, name, None)
     is_class_method = isinstance(found, classmethod)
     original = found.__func__ if isinstance(found, classmethod) else found
@@ -128,15 +141,26 @@ def _wrap(owner: type, name: str, parameters: tuple[str, ...], around: Callable[
     setattr(owner, name, classmethod(wrapper) if is_class_method else wrapper)
 
 
+def is_ours(model_config: Any, params: Any) -> bool:
+    """Whether a request asks our model for text."""
+    from vllm.sampling_params import SamplingParams
+
+    return isinstance(params, SamplingParams) and model_config.hf_config.model_type == MODEL_TYPE
+
+
 def _process_inputs(
     original: Callable[..., Any], self: Any, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    from vllm.sampling_params import SamplingParams
+    from deepinfer_plugin.grammar.admission import admit_constraint
 
-    if not isinstance(params, SamplingParams) or self.model_config.hf_config.model_type != MODEL_TYPE:
+    if not is_ours(self.model_config, params):
         return original(self, request_id, prompt, params, *args, **kwargs)
-    settled = settle_seed(params)
+    vocab_size = self.model_config.get_vocab_size()
+    settled, extras = settle_extras(settle_structured_output(settle_seed(params), vocab_size), vocab_size)
+    admit_constraint(self.model_config, self.tokenizer, settled)
     request = original(self, request_id, prompt, settled, *args, **kwargs)
+    own = request.sampling_params  # a copy that is the engine's
+    own.max_tokens = capped_max_tokens(extras, len(request.prompt_token_ids or ()), own.max_tokens)
     seeds, seed = SEEDS_OF_RESPONSE.get(), reported_seed(settled.seed)
     if seeds is not None and seed is not None:
         seeds[request_id] = seed

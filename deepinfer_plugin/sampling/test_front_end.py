@@ -127,7 +127,7 @@ def processor() -> type[Processor]:
         def process_inputs(self, request_id: str, prompt: str, params: Any, *, priority: int = 0) -> Any:
             return super().process_inputs(request_id, prompt, params, priority=priority)
 
-    front_end._wrap(Fresh, "process_inputs", ("self", "request_id", "prompt", "params"), front_end._process_inputs)
+    front_end.wrap(Fresh, "process_inputs", ("self", "request_id", "prompt", "params"), front_end._process_inputs)
     return Fresh
 
 
@@ -155,7 +155,7 @@ def test_another_model_is_left_alone(processor: type[Processor], monkeypatch: py
 
 def test_wrapping_twice_wraps_once(processor: type[Processor]) -> None:
     wrapped = processor.process_inputs
-    front_end._wrap(processor, "process_inputs", ("self", "request_id", "prompt", "params"), front_end._process_inputs)
+    front_end.wrap(processor, "process_inputs", ("self", "request_id", "prompt", "params"), front_end._process_inputs)
     assert processor.process_inputs is wrapped
 
 
@@ -169,7 +169,7 @@ def test_wrapping_twice_wraps_once(processor: type[Processor]) -> None:
 )
 def test_a_method_that_is_not_the_known_one_is_refused(owner: type) -> None:
     with pytest.raises(PlatformError, match=rf"sampling: {owner.__name__}.process_inputs has the parameters"):
-        front_end._wrap(owner, "process_inputs", ("self", "request_id", "prompt", "params"), front_end._process_inputs)
+        front_end.wrap(owner, "process_inputs", ("self", "request_id", "prompt", "params"), front_end._process_inputs)
 
 
 def test_the_installed_vllm_has_the_known_methods() -> None:
