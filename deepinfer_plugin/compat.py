@@ -48,7 +48,7 @@ PATCHES: tuple[Patch, ...] = (
         what="InputProcessor.process_inputs wrapped: a request of our model gets its seed before the engine sees it",
         why="an answer drawn without a seed could not be repeated; Platform.validate_request sees the caller's own "
         "parameters, which several prompts may share, and may not change them",
-        upstream="vllm/v1/engine/input_processor.py, vLLM 0.33.0; sampling/front_end.py checks the parameters",
+        upstream="vllm/v1/engine/input_processor.py, vLLM 0.33.0; wrapping.py checks the parameters",
         removal="a hook may change the engine's copy of a request's sampling parameters",
     ),
     Patch(
@@ -67,9 +67,15 @@ PATCHES: tuple[Patch, ...] = (
         removal="vLLM takes a backend of a plugin, or knows trigger token ids",
     ),
     Patch(
+        what="LogprobsProcessor._update_sample_logprobs wrapped: the column of sum_smaller_probs is taken out",
+        why="the sums have to reach the answer; a sampler can hand nothing but log-probabilities to the front end",
+        upstream="vllm/v1/engine/logprobs.py, vLLM 0.33.0; wrapping.py checks the parameters",
+        removal="SamplerOutput carries fields of a plugin",
+    ),
+    Patch(
         what="RequestState.from_new_request and _new_request_output wrapped: our RequestOutput has a field seed",
         why="the seed must come back with the answer; RequestOutput has no field for a plugin",
-        upstream="vllm/v1/engine/output_processor.py, vLLM 0.33.0; sampling/front_end.py checks the parameters",
+        upstream="vllm/v1/engine/output_processor.py, vLLM 0.33.0; wrapping.py checks the parameters",
         removal="RequestOutput carries the sampling parameters, or fields of a plugin",
     ),
 )

@@ -11,6 +11,7 @@ from typing import Any
 from deepinfer_plugin.grammar.gate import GrammarError, GrammarGate, constraint_of
 from deepinfer_plugin.grammar.so_args import settle_structured_output
 from deepinfer_plugin.sampling import front_end
+from deepinfer_plugin.wrapping import wrap
 
 
 def install() -> None:
@@ -21,7 +22,7 @@ def install() -> None:
     """
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    front_end.wrap(AsyncLLM, "add_request", ("self", "request_id", "prompt", "params"), _add_request)
+    wrap(AsyncLLM, "add_request", ("self", "request_id", "prompt", "params"), _add_request)
 
 
 def admit_constraint(model_config: Any, tokenizer: Any, params: Any) -> None:

@@ -2,7 +2,7 @@
 
 A request gives it in ``extra_args`` (``vllm_xargs`` of the server, which takes it as a JSON text): ``schema_type``
 (``json``, ``regex`` or ``ebnf``) and ``schema``; and, if the grammar is to start later, ``trigger_token_ids`` and
-``bound_token_id``, see ``trigger.py``.
+``bound_token_id``, see ``trigger.py``. Without a trigger the grammar applies from the first token, reasoning or not.
 """
 
 from __future__ import annotations
@@ -100,11 +100,10 @@ def settle_structured_output(params: SamplingParams, vocab_size: int) -> Samplin
     except ValueError as error:
         raise VLLMValidationError(str(error), parameter=EXTRA_ARG) from None
     rest = {key: value for key, value in extra.items() if key != EXTRA_ARG}
-    if found.trigger_token_ids:
-        rest[TRIGGER_ARG] = list(found.trigger_token_ids)
+    rest[TRIGGER_ARG] = list(found.trigger_token_ids)  # empty: from the first token on
     if found.bound_token_id is not None:
         rest[BOUND_ARG] = found.bound_token_id
-    settled.extra_args = rest or None
+    settled.extra_args = rest
     return settled
 
 

@@ -4,8 +4,8 @@ Until the trigger sequence has been produced every token is allowed; an occurren
 one, as in a text search. The bound token cuts the free text short: what is missing of the sequence from there on is
 forced, token by token. Then the grammar applies. An answer may end before any of it.
 
-vLLM's own way to start later is its reasoning parser, which knows one end of reasoning per model. A request with a
-trigger is not gated by it: the reasoning is part of the free text.
+vLLM's own way to start later is its reasoning parser, which knows one end of reasoning per model. A request with
+``so_args`` is not gated by it: the reasoning is part of the free text, or of the grammar.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
 from deepinfer_plugin.grammar.so_args import BOUND_ARG, TRIGGER_ARG
-from deepinfer_plugin.sampling.front_end import wrap
+from deepinfer_plugin.wrapping import wrap
 
 if TYPE_CHECKING:
     import torch
@@ -154,4 +154,4 @@ def _create_grammar(original: Callable[..., Any], self: Any, request: Any) -> An
     if trigger is None:
         return grammar
     request.structured_output_request.reasoning_ended = True  # the reasoning is part of the free text
-    return TriggeredGrammar(grammar, trigger, extra.get(BOUND_ARG))
+    return TriggeredGrammar(grammar, trigger, extra.get(BOUND_ARG)) if trigger else grammar

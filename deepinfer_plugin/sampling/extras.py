@@ -91,6 +91,8 @@ def settle_extras(params: SamplingParams, vocab_size: int) -> tuple[SamplingPara
         **{key: value for key, value in (params.extra_args or {}).items() if key not in NAMES},
         **worker_args(extras),
     } or None
+    if extras.sum_smaller_probs and settled.logprobs is None:
+        settled.logprobs = 0  # the sums travel with the log-probabilities
     return settled, extras
 
 

@@ -6,18 +6,17 @@ are wrapped (``compat.PATCHES``). Only requests of our model are touched.
 
 from __future__ import annotations
 
-import functools
-import inspect
 import secrets
 from collections.abc import Callable
 from contextvars import ContextVar
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
-from deepinfer_plugin.errors import PlatformError
 from deepinfer_plugin.grammar.so_args import settle_structured_output
-from deepinfer_plugin.sampling.extras import capped_max_tokens, settle_extras
+from deepinfer_plugin.sampling.extras import SUM_SMALLER, capped_max_tokens, settle_extras
 from deepinfer_plugin.sampling.seeds import SEED_MODULUS, as_int64
+from deepinfer_plugin.sampling.sums import SUMS_OF_RESPONSE, require_carrier, sums_of, take_column
+from deepinfer_plugin.wrapping import wrap
 
 if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
@@ -28,8 +27,6 @@ MODEL_TYPE = "deepseek_v41"
 
 # While an HTTP request is handled: the seeds of its prompts by vLLM's request id, filled here, read by the middleware.
 SEEDS_OF_RESPONSE: ContextVar[dict[str, int] | None] = ContextVar("deepinfer_seeds_of_response", default=None)
-
-_IS_OURS = "_deepinfer_wraps"
 
 
 def settle_seed(params: SamplingParams) -> SamplingParams:
@@ -96,6 +93,7 @@ def install() -> None:
         PlatformError: a method is not the one this version knows.
     """
     from vllm.v1.engine.input_processor import InputProcessor
+    from vllm.v1.engine.logprobs import LogprobsProcessor
     from vllm.v1.engine.output_processor import RequestState
 
     wrap(InputProcessor, "process_inputs", ("self", "request_id", "prompt", "params"), _process_inputs)
@@ -105,40 +103,8 @@ def install() -> None:
         ("cls", "tokenizer", "request", "prompt", "parent_req"),
         _from_new_request,
     )
+    wrap(LogprobsProcessor, "_update_sample_logprobs", ("self", "logprobs_lists"), take_column)
     wrap(RequestState, "_new_request_output", ("self", "external_req_id", "outputs", "finished"), _new_request_output)
-
-
-def wrap(owner: type, name: str, parameters: tuple[str, ...], around: Callable[..., Any]) -> None:
-    """Replace a method by ``around(original, *args)``, once per process.
-
-    Args:
-        owner: the class.
-        name: of the method.
-        parameters: its first parameters; ``cls`` first for a class method.
-        around: gets the original method first.
-
-    Raises:
-        PlatformError: the method has other parameters than this version knows.
-    """
-    found = inspect.getattr_static(owner, name, None)
-    is_class_method = isinstance(found, classmethod)
-    original = found.__func__ if isinstance(found, classmethod) else found
-    if getattr(original, _IS_OURS, False):
-        return
-    names = tuple(inspect.signature(original).parameters) if callable(original) else ()
-    if names[: len(parameters)] != parameters or is_class_method != (parameters[0] == "cls"):
-        raise PlatformError(
-            f"sampling: {owner.__name__}.{name} has the parameters {list(names)}, expected {list(parameters)} first; "
-            "install a vLLM version that this plugin supports"
-        )
-    assert callable(original)
-
-    @functools.wraps(original)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return around(original, *args, **kwargs)
-
-    setattr(wrapper, _IS_OURS, True)
-    setattr(owner, name, classmethod(wrapper) if is_class_method else wrapper)
 
 
 def is_ours(model_config: Any, params: Any) -> bool:
@@ -157,6 +123,7 @@ def _process_inputs(
         return original(self, request_id, prompt, params, *args, **kwargs)
     vocab_size = self.model_config.get_vocab_size()
     settled, extras = settle_extras(settle_structured_output(settle_seed(params), vocab_size), vocab_size)
+    require_carrier(settled)
     admit_constraint(self.model_config, self.tokenizer, settled)
     request = original(self, request_id, prompt, settled, *args, **kwargs)
     own = request.sampling_params  # a copy that is the engine's
@@ -180,10 +147,17 @@ def _from_new_request(
     state = original(cls, tokenizer, request, prompt, parent_req, *args, **kwargs)
     params = request.sampling_params if parent_req is None else parent_req.sampling_params
     state.deepinfer_seed = None if params is None else reported_seed(params.seed)
+    state.deepinfer_wants_sums = bool(((params and params.extra_args) or {}).get(SUM_SMALLER))
+    state.deepinfer_sums_of_response = SUMS_OF_RESPONSE.get()  # outputs are made in another task
     return state
 
 
-def _new_request_output(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    output = original(self, *args, **kwargs)
+def _new_request_output(
+    original: Callable[..., Any], self: Any, external_req_id: str, *args: Any, **kwargs: Any
+) -> Any:
+    output = original(self, external_req_id, *args, **kwargs)
     output.seed = self.deepinfer_seed
+    output.sum_smaller_probs = sums_of(self)
+    if output.sum_smaller_probs is not None and self.deepinfer_sums_of_response is not None:
+        self.deepinfer_sums_of_response[external_req_id] = output.sum_smaller_probs
     return output

@@ -20,11 +20,13 @@ from vllm.v1.worker.gpu.sample.sampler import Sampler
 
 from deepinfer_kernels.restrict_logits import restrict_logits
 from deepinfer_kernels.sample_tokens import sample_tokens
+from deepinfer_kernels.sum_smaller_probs import sum_smaller_probs
 from deepinfer_plugin.errors import ConfigError
-from deepinfer_plugin.sampling.extra_states import Blacklist, ForcedTopK
+from deepinfer_plugin.sampling.extra_states import Blacklist, ForcedTopK, SumSmaller
 from deepinfer_plugin.sampling.force import ForcedTokens
 from deepinfer_plugin.sampling.logprobs import LOGITS_MODES, score_rows
 from deepinfer_plugin.sampling.seeds import as_int64, prompt_hash
+from deepinfer_plugin.sampling.sums import with_column
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,6 +58,7 @@ class DeepInferSampler(Sampler):
         states = LogitsProcRequestState.from_request_state(stock.req_states)
         # the blacklist before golden tokens, which win over all
         sampler.logits_processors = [*stock.logits_processors, Blacklist(states), ForcedTokens(states)]
+        sampler.sum_smaller = SumSmaller(states.max_num_reqs)
         sampler.forced_top_k = ForcedTopK(states.max_num_reqs, states.device)
         return sampler
 
@@ -70,6 +73,7 @@ class DeepInferSampler(Sampler):
             sampling_params = copy(sampling_params)
             sampling_params.seed = as_int64(sampling_params.seed)
         super().add_request(req_idx, sampling_params)
+        self.sum_smaller.add_request(req_idx, sampling_params)
         self.needs_logits_processing[req_idx] |= self.forced_top_k.add_request(req_idx, sampling_params)
 
     def apply_staged_writes(self) -> None:
@@ -197,7 +201,7 @@ class DeepInferSampler(Sampler):
         if max_token_ids > 0:
             state, rows = self.logprob_token_ids_state, input_batch.expanded_idx_mapping
             custom = (state.num_token_ids.gpu[rows], state.token_ids.gpu[rows, :max_token_ids].long())
-        return score_rows(
+        scores = score_rows(
             processed if self.logprobs_mode in PROCESSED_LOGPROBS_MODES else logits.float(),
             sampled,
             num_logprobs,
@@ -205,6 +209,9 @@ class DeepInferSampler(Sampler):
             custom=custom,
             cu_num_logits=input_batch.cu_num_logits_np.tolist() if has_extra_rows else None,
         )
+        if not self.sum_smaller.is_wanted(input_batch.idx_mapping_np):
+            return scores
+        return with_column(scores, sum_smaller_probs(processed, sampled))
 
     def _sampling_mask(self, processed: torch.Tensor, num_sampled: torch.Tensor, input_batch: InputBatch) -> Any:
         """The ids that each row could have become, for ``--return-sampling-mask``; None without it."""

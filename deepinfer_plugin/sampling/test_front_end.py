@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ from deepinfer_plugin import envs
 from deepinfer_plugin.errors import PlatformError
 from deepinfer_plugin.sampling import front_end
 from deepinfer_plugin.sampling.front_end import SEEDS_OF_RESPONSE, reported_seed, settle_seed
+from deepinfer_plugin.wrapping import IS_OURS, wrap
 
 LARGEST = (1 << 64) - 1
 
@@ -115,10 +117,18 @@ def test_the_reported_seed_gives_the_same_draw_when_it_is_sent_back(seed: int | 
 class Processor:
     """Stands in for vLLM's class."""
 
-    model_config = SimpleNamespace(hf_config=SimpleNamespace(model_type="deepseek_v41"))
+    model_config = SimpleNamespace(hf_config=SimpleNamespace(model_type="deepseek_v41"), get_vocab_size=lambda: 256)
+    tokenizer = None
 
     def process_inputs(self, request_id: str, prompt: str, params: Any, *, priority: int = 0) -> Any:
-        return SimpleNamespace(request_id=request_id, prompt=prompt, params=params, priority=priority)
+        own = copy(params)
+        return SimpleNamespace(
+            request_id=request_id,
+            prompt_token_ids=list(prompt.encode()),
+            params=params,
+            sampling_params=own,
+            priority=priority,
+        )
 
 
 @pytest.fixture
@@ -127,7 +137,7 @@ def processor() -> type[Processor]:
         def process_inputs(self, request_id: str, prompt: str, params: Any, *, priority: int = 0) -> Any:
             return super().process_inputs(request_id, prompt, params, priority=priority)
 
-    front_end.wrap(Fresh, "process_inputs", ("self", "request_id", "prompt", "params"), front_end._process_inputs)
+    wrap(Fresh, "process_inputs", ("self", "request_id", "prompt", "params"), front_end._process_inputs)
     return Fresh
 
 
@@ -147,6 +157,13 @@ def test_the_engine_gets_a_copy_with_the_seed_and_the_answer_is_told(processor: 
     assert caller.seed is None
 
 
+def test_the_context_cap_shortens_the_engines_copy_only(processor: type[Processor]) -> None:
+    caller = params(extra_args={"context_cap": 10}, max_tokens=16)
+    request = processor().process_inputs("0", "abcdef", caller)
+    assert (request.sampling_params.max_tokens, caller.max_tokens) == (4, 16)
+    assert request.params.extra_args is None
+
+
 def test_another_model_is_left_alone(processor: type[Processor], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Processor.model_config.hf_config, "model_type", "llama")
     caller = params(extra_args={"seq_seed": "not a seed"})
@@ -155,7 +172,7 @@ def test_another_model_is_left_alone(processor: type[Processor], monkeypatch: py
 
 def test_wrapping_twice_wraps_once(processor: type[Processor]) -> None:
     wrapped = processor.process_inputs
-    front_end.wrap(processor, "process_inputs", ("self", "request_id", "prompt", "params"), front_end._process_inputs)
+    wrap(processor, "process_inputs", ("self", "request_id", "prompt", "params"), front_end._process_inputs)
     assert processor.process_inputs is wrapped
 
 
@@ -168,8 +185,8 @@ def test_wrapping_twice_wraps_once(processor: type[Processor]) -> None:
     ],
 )
 def test_a_method_that_is_not_the_known_one_is_refused(owner: type) -> None:
-    with pytest.raises(PlatformError, match=rf"sampling: {owner.__name__}.process_inputs has the parameters"):
-        front_end.wrap(owner, "process_inputs", ("self", "request_id", "prompt", "params"), front_end._process_inputs)
+    with pytest.raises(PlatformError, match=rf"wrapping: {owner.__name__}.process_inputs has the parameters"):
+        wrap(owner, "process_inputs", ("self", "request_id", "prompt", "params"), front_end._process_inputs)
 
 
 def test_the_installed_vllm_has_the_known_methods() -> None:
@@ -183,7 +200,7 @@ def test_the_installed_vllm_has_the_known_methods() -> None:
     ]
     try:
         front_end.install()
-        assert all(getattr(getattr(owner, name), front_end._IS_OURS) for owner, name, _ in kept)
+        assert all(getattr(getattr(owner, name), IS_OURS) for owner, name, _ in kept)
     finally:
         for owner, name, original in kept:
             setattr(owner, name, original)

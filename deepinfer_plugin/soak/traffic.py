@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from deepinfer_plugin.grammar.hostile import HOSTILE
@@ -45,7 +45,7 @@ class Call:
     name: str
     path: str
     body: Mapping[str, Any] | None = None
-    raw: bytes = b""
+    raw: bytes = field(default=b"", repr=False)
     leaves_after: int | None = None
     expected: frozenset[int] = frozenset({200})
 
@@ -86,13 +86,32 @@ def _good() -> list[Call]:
     chat("no thinking", _text(7, 7), temperature=1.0, reasoning_effort="none")
     chat("effort", _text(7, 7), temperature=1.0, chat_template_kwargs={"reasoning_effort": 3})
     chat("tools", _text(8, 7), temperature=1.0, tools=[TOOL], tool_choice="none")
-    complete("json", _text(9, 7), temperature=1.0, structured_outputs={"json": SCHEMA})
-    complete("regex", _text(10, 7), temperature=1.0, structured_outputs={"regex": "[a-c]{3,9}"})
+    answer: dict[str, Any] = {"temperature": 1.0, "reasoning_effort": "none"}
+    chat("json", _text(9, 7), **answer, structured_outputs={"json": SCHEMA})
+    chat("regex", _text(10, 7), **answer, structured_outputs={"regex": "[a-c]{3,9}"})
+    schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}
+    chat("response format", _text(10, 9), **answer, response_format=schema)
     so_args = {"schema_type": "ebnf", "schema": 'root ::= ("go" | "stop") " " root | "end"'}
     complete("so_args", _text(11, 7), temperature=1.0, vllm_xargs={"so_args": json.dumps(so_args)})
     triggered = {**so_args, "trigger_token_ids": [7, 8], "bound_token_id": 30}
     complete("trigger", _text(12, 7), temperature=1.0, vllm_xargs={"so_args": json.dumps(triggered)})
     return calls
+
+
+def _deep(depth: int, place: str) -> Call:
+    """A body that is nested in one place; as bytes, since Python cannot write the deepest."""
+    mark = "deep"
+    tool = {"type": "function", "function": {"name": "f", "parameters": mark}}
+    chat = {"messages": [{"role": "user", "content": "a"}], "tool_choice": "none"}
+    path, fields = {
+        "schema": (COMPLETIONS, {"prompt": "a", "structured_outputs": {"json": mark}}),
+        "tool": (CHAT, {**chat, "tools": [tool]}),
+        "template": (CHAT, {**chat, "tools": [TOOL], "chat_template_kwargs": {"a": mark}}),
+    }[place]
+    body = json.dumps({"model": "m", "max_tokens": 1, **fields}).encode()
+    raw = body.replace(f'"{mark}"'.encode(), b'{"a":' * depth + b"{}" + b"}" * depth)
+    expected = REFUSED if depth > 100 else frozenset({200, *REFUSED})
+    return Call(name=f"{place} of depth {depth}", path=path, raw=raw, expected=expected)
 
 
 def _hostile() -> list[Call]:
@@ -117,10 +136,11 @@ def _hostile() -> list[Call]:
     bad("ids outside", COMPLETIONS, prompt=[10**6])
     bad("temperature", COMPLETIONS, prompt="a", temperature=-1)
     bad("logit bias", COMPLETIONS, prompt="a", logit_bias={"999999": 1})
+    calls += [_deep(depth, place) for depth in (60, 120, 900, 5_000) for place in ("schema", "tool", "template")]
     bad("role", CHAT, messages=[{"role": "root", "content": "a"}])
     bad("no messages", CHAT, messages=[])
     bad("image", CHAT, messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}])
-    bad("effort", CHAT, messages=[{"role": "user", "content": "a"}], chat_template_kwargs={"reasoning_effort": 101})
+    bad("effort 101", CHAT, messages=[{"role": "user", "content": "a"}], chat_template_kwargs={"reasoning_effort": 101})
     bad("other model", COMPLETIONS, model="other", prompt="a")
     bad("templates", CHAT, messages=[{"role": "user", "content": "a"}], chat_template="{{ 1/0 }}")
     surrogate = b'{"model": "m", "messages": [{"role": "user", "content": "\\ud800"}]}'

@@ -1,0 +1,45 @@
+"""Wraps a method of vLLM, once per process, if it is the one we know. ``compat.PATCHES`` lists them."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from deepinfer_plugin.errors import PlatformError
+
+IS_OURS = "_deepinfer_wraps"
+
+
+def wrap(owner: type, name: str, parameters: tuple[str, ...], around: Callable[..., Any]) -> None:
+    """Replace ``owner.name`` by a function that calls ``around(original, *args, **kwargs)``.
+
+    Args:
+        owner: a class of vLLM.
+        name: its method; wrapping it again changes nothing.
+        parameters: names that its signature must begin with; the first is ``cls`` for a class method.
+        around: what runs instead, given the original as its first argument.
+
+    Raises:
+        PlatformError: the method is not the one this version knows.
+    """
+    found = inspect.getattr_static(owner, name, None)
+    is_class_method = isinstance(found, classmethod)
+    original = found.__func__ if isinstance(found, classmethod) else found
+    if getattr(original, IS_OURS, False):
+        return
+    names = tuple(inspect.signature(original).parameters) if callable(original) else ()
+    if names[: len(parameters)] != parameters or is_class_method != (parameters[0] == "cls"):
+        raise PlatformError(
+            f"wrapping: {owner.__name__}.{name} has the parameters {list(names)}, expected {list(parameters)} first; "
+            "install a vLLM version that this plugin supports"
+        )
+    assert callable(original)
+
+    @functools.wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return around(original, *args, **kwargs)
+
+    setattr(wrapper, IS_OURS, True)
+    setattr(owner, name, classmethod(wrapper) if is_class_method else wrapper)
