@@ -8,9 +8,11 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from deepinfer_plugin import variables
 from deepinfer_plugin.grammar.gate import GrammarError, GrammarGate, constraint_of
 from deepinfer_plugin.grammar.so_args import settle_structured_output
 from deepinfer_plugin.sampling import front_end
+from deepinfer_plugin.settings import Settings
 from deepinfer_plugin.wrapping import wrap
 
 
@@ -56,7 +58,7 @@ def _gate(tokenizer: Any, vocab_size: int) -> GrammarGate:
         info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocab_size)
         return str(info.serialize_json())
 
-    gate = GrammarGate(describe)
+    gate = GrammarGate(describe, timeout_s=float(Settings.from_envs()[variables.XGRAMMAR_TIMEOUT]))
     atexit.register(gate.close)
     return gate
 

@@ -115,7 +115,7 @@ def test_only_so_many_constraints_are_remembered(gate: GrammarGate, monkeypatch:
 
 
 def test_closing_ends_the_child() -> None:
-    tested = GrammarGate(describe)
+    tested = GrammarGate(describe, timeout_s=20.0)
     tested.check("regex", "a")
     child = pid(tested)
     tested.close()

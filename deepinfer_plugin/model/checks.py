@@ -7,7 +7,7 @@ from vllm.logger import init_logger
 from vllm.model_executor.models.config import DeepseekV4ForCausalLMConfig
 from vllm.platforms import current_platform
 
-from deepinfer_plugin import envs
+from deepinfer_plugin import envs, variables
 from deepinfer_plugin.encoding import renderer_mode
 from deepinfer_plugin.errors import ConfigError, SettingError
 from deepinfer_plugin.grammar import admission, trigger
@@ -15,6 +15,7 @@ from deepinfer_plugin.model.config import ModelConfig
 from deepinfer_plugin.model.graphs import graph_mode
 from deepinfer_plugin.model.weights import check_checkpoint, check_tokenizer
 from deepinfer_plugin.sampling import front_end
+from deepinfer_plugin.settings import Settings
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig as EngineModelConfig
@@ -56,6 +57,7 @@ class DeepseekV41Checks(DeepseekV4ForCausalLMConfig):
         admission.install()
         trigger.install()
         require_xgrammar(vllm_config)
+        limit_grammar_cache(Settings.from_envs())
         compilation = vllm_config.compilation_config
         has_graphs = current_platform.is_cuda() and not vllm_config.model_config.enforce_eager
         compilation.cudagraph_mode = graph_mode(compilation.cudagraph_mode, has_graphs=has_graphs)
@@ -88,6 +90,20 @@ def require_xgrammar(vllm_config: "VllmConfig") -> None:
             "xgrammar; the limits on constraints hold for XGrammar only, leave the option out"
         )
     options.backend = "xgrammar"
+
+
+def limit_grammar_cache(settings: Settings) -> None:
+    """Hand the limit on compiled grammars to vLLM where the user set one; vLLM's default is the variable's default.
+
+    Raises:
+        SettingError: vLLM's own variable says otherwise.
+    """
+    variable = variables.XGRAMMAR_CACHE_LIMIT_BYTES
+    if not settings.environment.is_set(variable):
+        return
+    envs.limit_grammar_cache(settings[variable])
+    if settings[variable] < 0:
+        logger.warning("%s is -1: the memory of compiled grammars has no limit; set a number of bytes", variable.name)
 
 
 def check_engine_options(vllm_config: "VllmConfig") -> None:

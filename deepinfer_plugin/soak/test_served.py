@@ -121,8 +121,9 @@ def test_sums_of_smaller_probabilities_come_with_the_answer_that_asks(server: Se
         assert all(len(top) <= 6 for top in other["choices"][0]["logprobs"]["top_logprobs"])
     _, greedy = ask(server, COMPLETIONS, **{**asked, "temperature": 0.0})
     assert greedy["sum_smaller_probs"][0] == pytest.approx([1.0] * 6), "the likeliest token has all others below it"
-    status, refused = ask(server, COMPLETIONS, **asked, stream=True)
-    assert (status, "with stream" in refused["error"]["message"]) == (400, True)
+    # vLLM has begun the answer of a stream when it refuses a parameter: the error is its only event
+    _, refused = send(server.base_url, MODEL, Call(name="", path=COMPLETIONS, body={**asked, "stream": True}))
+    assert b"ask without stream" in refused
 
 
 def test_each_form_of_structured_output_has_its_effect(server: Server, solo: Answers) -> None:

@@ -102,12 +102,13 @@ def _deep(depth: int, place: str) -> Call:
     """A body that is nested in one place; as bytes, since Python cannot write the deepest."""
     mark = "deep"
     tool = {"type": "function", "function": {"name": "f", "parameters": mark}}
-    chat = {"messages": [{"role": "user", "content": "a"}], "tool_choice": "none"}
-    path, fields = {
+    chat: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}], "tool_choice": "none"}
+    places: dict[str, tuple[str, dict[str, Any]]] = {
         "schema": (COMPLETIONS, {"prompt": "a", "structured_outputs": {"json": mark}}),
         "tool": (CHAT, {**chat, "tools": [tool]}),
         "template": (CHAT, {**chat, "tools": [TOOL], "chat_template_kwargs": {"a": mark}}),
-    }[place]
+    }
+    path, fields = places[place]
     body = json.dumps({"model": "m", "max_tokens": 1, **fields}).encode()
     raw = body.replace(f'"{mark}"'.encode(), b'{"a":' * depth + b"{}" + b"}" * depth)
     expected = REFUSED if depth > 100 else frozenset({200, *REFUSED})
