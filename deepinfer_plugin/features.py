@@ -45,7 +45,7 @@ ROWS: tuple[Row, ...] = (
         "noise is a function of (seed, prompt, position, token); a request without seed gets one",
         REQUEST,
     ),
-    _row("F11", "structured output", ON, "vLLM's parameters and so_args; XGrammar, compiled in a child with a limit"),
+    _row("F11", "structured output", ON, "XGrammar; with our model also so_args, and limits on compiling", VLLM),
     _row("F12", "grammar trigger and bound token ids", ON, "trigger_token_ids and bound_token_id of so_args", REQUEST),
     _row("F13", "expert parallelism, EPLB", NOT_BUILT, "our model runs on one device"),
     _row("F14", "attention DP, context parallelism", NOT_BUILT, "our model runs on one device"),

@@ -41,7 +41,7 @@ def main():
         try:
             llm.chat(messages, SamplingParams(max_tokens=1, extra_args=extra), use_tqdm=False)
             errors.append(None)
-        except ValueError as error:
+        except Exception as error:  # vLLM's own class
             errors.append(str(error))
     print("RESULT " + json.dumps({
         "chat": chat.prompt_token_ids,

@@ -47,8 +47,9 @@ def compile_text(compiler: Any, kind: str, text: str) -> Any:
 
 
 def main(memory_bytes: int) -> None:
-    """Serve constraints until stdin ends, in at most ``memory_bytes`` of address space."""
-    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    """Serve constraints until stdin ends, in at most ``memory_bytes`` of address space beside the libraries."""
+    limit = _address_space_bytes() + memory_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     info = xgrammar.TokenizerInfo.deserialize_json(json.loads(sys.stdin.readline()))
     compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=True, cache_limit_bytes=_CACHE_BYTES)
@@ -62,6 +63,11 @@ def main(memory_bytes: int) -> None:
             _answer(None)
         except Exception as error:  # whatever XGrammar raises is the answer to this constraint
             _answer(f"{type(error).__name__}: {error}")
+
+
+def _address_space_bytes() -> int:
+    with open("/proc/self/statm", encoding="ascii") as statm:
+        return int(statm.read().split()[0]) * resource.getpagesize()
 
 
 def _answer(value: str | None) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 START_TIMEOUT_S = 120.0  # of the child: it imports PyTorch
 MAX_TEXT_BYTES = 1 << 20  # of one constraint; compiling grows faster than its length
-MEMORY_BYTES = 8 << 30  # address space of the child, of which its libraries take some 5 GiB
+MEMORY_BYTES = 4 << 30  # address space of the child beside its libraries
 MAX_REMEMBERED = 4096
 _CHILD = "deepinfer_plugin.grammar.compile_child"
 
