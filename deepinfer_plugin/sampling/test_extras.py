@@ -186,7 +186,8 @@ def test_forced_top_k_keeps_the_largest_with_ties_to_the_lower_id() -> None:
     assert tested.apply(rows, torch.tensor([0, 0, 0]), np.array([0])) is rows
 
 
-def test_every_row_keeps_its_bits_in_any_batch() -> None:
+def run_mixed(rows: torch.Tensor, slots: list[int], whole_batch: bool = False) -> torch.Tensor:
+    """Rows through both stages, four requests with different wishes; ``whole_batch`` plants a mask of all for each."""
     from deepinfer_plugin.sampling.extra_states import Blacklist, ForcedTopK
 
     state: Any = SimpleNamespace(device=torch.device("cpu"), max_num_reqs=SLOTS, vocab_size=VOCABULARY)
@@ -197,11 +198,19 @@ def test_every_row_keeps_its_bits_in_any_batch() -> None:
         top.add_request(slot, params(**extra))
     banned.apply_staged_writes()
     top.apply_staged_writes()
+    if whole_batch:
+        assert banned._banned is not None
+        banned._banned[:] = banned._banned[sorted(set(slots))].any(dim=0)
+    return top.apply(banned.apply(rows, context(slots)), torch.tensor(slots), np.array(slots))
 
-    def run(rows: torch.Tensor, slots: list[int]) -> torch.Tensor:
-        masked = banned.apply(rows, context(slots))
-        return top.apply(masked, torch.tensor(slots), np.array(slots))
 
+@pytest.mark.parametrize("is_planted", [False, True])
+def test_every_row_keeps_its_bits_in_any_batch(is_planted: bool) -> None:
     rows, slots = logits(32), [i % SLOTS for i in range(32)]
-    alone = torch.cat([run(rows[i : i + 1], slots[i : i + 1]) for i in range(32)])
-    assert_bitwise_equal(run(rows, slots), alone, label="32 rows in one batch")
+    alone = torch.cat([run_mixed(rows[i : i + 1], slots[i : i + 1], is_planted) for i in range(32)])
+    batch = run_mixed(rows, slots, is_planted)
+    if is_planted:
+        with pytest.raises(AssertionError, match="elements differ"):
+            assert_bitwise_equal(batch, alone, label="32 rows in one batch")
+    else:
+        assert_bitwise_equal(batch, alone, label="32 rows in one batch")
