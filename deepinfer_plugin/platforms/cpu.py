@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-from deepinfer_plugin.platforms.served import serves_our_model
 from deepinfer_plugin import nesting_middleware, witness
+from deepinfer_plugin.platforms.served import serves_our_model
 from deepinfer_plugin.sampling import seed_middleware
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 from vllm.platforms.cuda import CudaPlatform
 
-from deepinfer_plugin.platforms.served import serves_our_model
 from deepinfer_plugin import nesting_middleware, witness
+from deepinfer_plugin.platforms.served import serves_our_model
 from deepinfer_plugin.sampling import seed_middleware
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ class DeepInferCudaPlatform(CudaPlatform):
         super().pre_register_and_update(parser)
         seed_middleware.add_to_server(parser)
         witness.add_to_server(parser)
+        nesting_middleware.add_to_server(parser)
 
     @classmethod
     def check_and_update_config(cls, vllm_config: "VllmConfig") -> None:
@@ -33,4 +34,3 @@ class DeepInferCudaPlatform(CudaPlatform):
         parallel = vllm_config.parallel_config
         if serves_our_model(vllm_config) and parallel.worker_cls == STOCK_WORKER_CLASS:
             parallel.worker_cls = WORKER_CLASS
-        nesting_middleware.add_to_server(parser)
