@@ -16,7 +16,7 @@ from deepinfer_plugin.encoding.prompt import PromptEncoder
 
 Body = dict[str, Any]
 
-PARTS = 5
+PARTS = 10
 CASES = {"quick": 2_000 // PARTS, "full": 50_000 // PARTS}
 FIXED = "x"
 
