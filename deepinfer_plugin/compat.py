@@ -59,10 +59,31 @@ PATCHES: tuple[Patch, ...] = (
         removal="a hook may change the engine's copy of a request's sampling parameters",
     ),
     Patch(
-        what="RequestState.from_new_request and _new_request_output wrapped: our RequestOutput has fields seed "
-        "and replay",
-        why="the seed and the function that was served must come back with the answer; RequestOutput has no field for "
-        "a plugin",
+        what="AsyncLLM.add_request wrapped: a constraint on an answer of our model is compiled in a child first",
+        why="vLLM parses constraints in the event loop without a limit; what hangs or crashes there takes all requests "
+        "with it, and no hook for requests may wait",
+        upstream="vllm/v1/engine/async_llm.py, vLLM 0.33.0; Platform.validate_request is called in the event loop",
+        removal="vLLM limits the time and memory of constraints, or has an asynchronous hook for requests",
+    ),
+    Patch(
+        what="StructuredOutputManager._create_grammar wrapped: a request with trigger token ids gets its grammar "
+        "behind them",
+        why="structural tags start at texts, and a reasoning parser at one token per model; DeepInfer's grammars start "
+        "at token ids of the request",
+        upstream="vllm/v1/structured_output/__init__.py, vLLM 0.33.0: backends are chosen among four names",
+        removal="vLLM takes a backend of a plugin, or knows trigger token ids",
+    ),
+    Patch(
+        what="LogprobsProcessor._update_sample_logprobs wrapped: the column of sum_smaller_probs is taken out",
+        why="the sums have to reach the answer; a sampler can hand nothing but log-probabilities to the front end",
+        upstream="vllm/v1/engine/logprobs.py, vLLM 0.33.0; wrapping.py checks the parameters",
+        removal="SamplerOutput carries fields of a plugin",
+    ),
+    Patch(
+        what="RequestState.from_new_request and _new_request_output wrapped: our RequestOutput has fields seed, "
+        "replay and sum_smaller_probs",
+        why="the seed, the function that was served and the sums asked for must come back with the answer; "
+        "RequestOutput has no field for a plugin",
         upstream="vllm/v1/engine/output_processor.py, vLLM 0.33.0; wrapping.py checks the parameters",
         removal="RequestOutput carries the sampling parameters, or fields of a plugin",
     ),

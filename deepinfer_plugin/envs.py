@@ -19,7 +19,16 @@ from typing import Any, cast
 
 from deepinfer_plugin.errors import PlatformError, SettingError
 from deepinfer_plugin.value_kinds import FALSE, FLAG, LOOKS_FALSE
-from deepinfer_plugin.variables import FAMILIES, JIT_CACHE_DIR, METRICS_DIR, PREFIX, VARIABLES, Family, Variable
+from deepinfer_plugin.variables import (
+    FAMILIES,
+    JIT_CACHE_DIR,
+    METRICS_DIR,
+    PREFIX,
+    VARIABLES,
+    XGRAMMAR_CACHE_LIMIT_BYTES,
+    Family,
+    Variable,
+)
 
 _BY_NAME = {variable.name: variable for variable in VARIABLES}
 
@@ -315,6 +324,30 @@ def pin_vllm_batch_invariance(device: str) -> None:
             f"{VLLM_SWITCH}, the plugin sets what its mode needs"
         )
     os.environ[VLLM_SWITCH] = wanted
+
+
+XGRAMMAR_CACHE_SWITCH = "VLLM_XGRAMMAR_CACHE_MB"
+_NO_LIMIT_MIB = str(1 << 20)  # a TiB: vLLM has no word for none
+_XGRAMMAR_COMPILERS = 2  # of vLLM: with and without special tokens, each with a cache of its own
+
+
+def limit_grammar_cache(limit_bytes: int) -> None:
+    """Translate the limit on compiled grammars for this process and its children.
+
+    Args:
+        limit_bytes: of both of vLLM's caches together; -1 for none.
+
+    Raises:
+        SettingError: vLLM's own variable is set to another value.
+    """
+    wanted = _NO_LIMIT_MIB if limit_bytes < 0 else str(limit_bytes // _XGRAMMAR_COMPILERS // (1 << 20))
+    found = os.environ.get(XGRAMMAR_CACHE_SWITCH)
+    if found is not None and found != wanted:
+        raise SettingError(
+            f"{XGRAMMAR_CACHE_SWITCH} is {found!r}, expected {wanted!r} with {XGRAMMAR_CACHE_LIMIT_BYTES.name} "
+            f"{limit_bytes}; unset one of the two"
+        )
+    os.environ[XGRAMMAR_CACHE_SWITCH] = wanted
 
 
 def enter_batch_invariant_mode(device: str) -> None:

@@ -25,3 +25,7 @@ class InputError(DeepInferError):
 
 class EngineError(DeepInferError):
     """vLLM did not start, or stopped, under one of our programs."""
+
+
+class PromptError(DeepInferError):
+    """A chat request cannot be rendered into a prompt; a server answers it with status 400."""

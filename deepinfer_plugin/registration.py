@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import sys
 from typing import TYPE_CHECKING
 
 from deepinfer_plugin import compat, envs, translate, variables
@@ -57,6 +58,8 @@ def register_all() -> None:
     envs.use_kernel_cache(settings[variables.JIT_CACHE_DIR])
     owner = _register_model()
     _register_checks()
+    _register_renderer()
+    _prepare_engine_process()
     if owner.split(".")[0] not in ("", "vllm", "deepinfer_plugin"):
         logger.warning(
             "registration: %s was registered by %s; our model takes its place; DEEPINFER_BATCH_INVARIANT=0 keeps it",
@@ -106,3 +109,18 @@ def _register_checks() -> None:
     from vllm.model_executor.models.config import MODELS_CONFIG_MAP
 
     MODELS_CONFIG_MAP[ARCHITECTURE] = _Checks
+
+
+def _register_renderer() -> None:
+    """Make our tokenizer mode known; the checks choose it for our model."""
+    from deepinfer_plugin.encoding import renderer_mode
+
+    renderer_mode.register()
+
+
+def _prepare_engine_process() -> None:
+    """Change vLLM's grammars where the engine runs in a process of its own; elsewhere the checks do it."""
+    if "vllm.v1.engine.core" in sys.modules:
+        from deepinfer_plugin.grammar import trigger
+
+        trigger.install()

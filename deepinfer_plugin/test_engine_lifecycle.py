@@ -100,7 +100,7 @@ def _actions() -> tuple[Action, ...]:
         Request(name="refused token", tokens=(5, VOCAB_SIZE + 7)),
         Request(name="refused length", tokens=(5,) * 600),
         Request(name="refused top_p", tokens=(5,), sampling={"top_p": 1.5}),
-        Request(name="refused force", tokens=(5,), sampling={"extra_args": {"deepinfer_forced_tokens": "a"}}),
+        Request(name="refused force", tokens=(5,), sampling={"extra_args": {"golden_token_ids": "a"}}),
     ]
     kept = Request(name="kept", tokens=PROMPT, max_tokens=NUM_OUTPUT)
     dropped = Request(name="dropped", tokens=other, max_tokens=40)
@@ -256,7 +256,7 @@ def test_an_abort_frees_everything_and_moves_no_bit_of_the_others(run: RunResult
         ("refused token", "out of vocabulary"),
         ("refused length", "512"),
         ("refused top_p", "top_p"),
-        ("refused force", "deepinfer_forced_tokens"),
+        ("refused force", "golden_token_ids"),
     ],
 )
 def test_a_bad_request_is_refused_with_a_reason(name: str, text: str, run: RunResult) -> None:

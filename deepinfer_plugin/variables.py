@@ -204,9 +204,16 @@ XGRAMMAR_TIMEOUT = Variable(
     kind=integer(1),
     default="20",
     feature="F11",
-    not_built="vLLM compiles grammars without a limit",
     changes_answers=False,
     meaning="seconds that compiling a grammar may take",
+)
+XGRAMMAR_CACHE_LIMIT_BYTES = Variable(
+    name="DEEPINFER_XGRAMMAR_CACHE_LIMIT_BYTES",
+    kind=integer(-1, 10 << 30),
+    default="1073741824",
+    feature="F11",
+    changes_answers=False,
+    meaning="bytes of compiled grammars that are kept, at most 10 GiB; 0: none, -1: no limit",
 )
 ENGRAM_FORCE_GPU_STORAGE = Variable(
     name="DEEPINFER_ENGRAM_FORCE_GPU_STORAGE",
@@ -222,7 +229,7 @@ SAMPLER_FORCE_TOPK = Variable(
     kind=integer(0),
     default="0",
     feature="F17",
-    not_built="`top_k` of a request works",
+    not_built="`force_top_k` of a request works",
     meaning="every request is drawn among this many tokens; 0: as it asks",
 )
 DECODE_TOKEN_BLACKLIST = Variable(
@@ -230,7 +237,7 @@ DECODE_TOKEN_BLACKLIST = Variable(
     kind=ID_RANGES,
     default="",
     feature="F18",
-    not_built="`logit_bias` and `bad_words` of a request work",
+    not_built="`token_blacklist` of a request works",
     meaning="token ids that are never produced",
 )
 COMPUTE_SUM_SMALLER_PROBS = Variable(
@@ -238,7 +245,7 @@ COMPUTE_SUM_SMALLER_PROBS = Variable(
     kind=FLAG,
     default="0",
     feature="F19",
-    not_built="the sampler does not sum them",
+    not_built="`sum_smaller_probs` of a request works",
     changes_answers=False,
     meaning="`1`: each token comes with the mass of the less likely ones",
 )
@@ -255,7 +262,7 @@ PREFILL_MAX_SUM_SEQLEN_K = Variable(
     kind=integer(0),
     default="0",
     feature="F25",
-    not_built="`--max-num-batched-tokens` bounds a step",
+    not_built="`context_cap` of a request and `--max-num-batched-tokens` work",
     changes_answers=False,
     meaning="bound of the summed context of a prefill step, in 1024 tokens; 0: none",
 )

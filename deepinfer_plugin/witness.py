@@ -257,7 +257,7 @@ def _prepare(body: bytes, is_chat: bool) -> tuple[bytes, _Plan | None]:
 def _object(body: bytes) -> dict[str, Any] | None:
     try:
         value = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 

@@ -99,9 +99,7 @@ class EngineDriver:
         from vllm.utils.argparse_utils import FlexibleArgumentParser
         from vllm.v1.engine.llm_engine import LLMEngine
 
-        from deepinfer_plugin.sampling.force import CLASS_PATH
-
-        flags = [f"--model={run.model}", *DEFAULT_FLAGS, f"--logits-processors={CLASS_PATH}", *run.flags]
+        flags = [f"--model={run.model}", *DEFAULT_FLAGS, *run.flags]
         parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
         self._engine = LLMEngine.from_engine_args(EngineArgs.from_cli_args(parser.parse_args(flags)))
         self._vocab_size = int(self._engine.model_config.get_vocab_size())
@@ -180,7 +178,7 @@ class EngineDriver:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
-        from deepinfer_plugin.sampling.force import EXTRA_ARG
+        from deepinfer_plugin.sampling.extras import GOLDEN_TOKENS
 
         default = len(request.forced) + 1
         values: dict[str, Any] = {
@@ -192,7 +190,7 @@ class EngineDriver:
             "output_kind": RequestOutputKind.DELTA,
         }
         if request.forced:
-            values["extra_args"] = {EXTRA_ARG: list(request.forced)}
+            values["extra_args"] = {GOLDEN_TOKENS: list(request.forced)}
         num_rows = len(request.tokens) - 1
         if request.prompt_rows and num_rows > 0:
             every = np.arange(self._vocab_size, dtype=np.int32)

@@ -7,9 +7,11 @@ from vllm.logger import init_logger
 from vllm.model_executor.models.config import DeepseekV4ForCausalLMConfig
 from vllm.platforms import current_platform
 
-from deepinfer_plugin import envs
+from deepinfer_plugin import envs, variables
 from deepinfer_plugin.cache.specs import block_size, num_drafts
+from deepinfer_plugin.encoding import renderer_mode
 from deepinfer_plugin.errors import ConfigError
+from deepinfer_plugin.grammar import admission, trigger
 from deepinfer_plugin.model.config import ModelConfig
 from deepinfer_plugin.model.graphs import graph_mode
 from deepinfer_plugin.model.weights import check_checkpoint, check_tokenizer
@@ -44,6 +46,7 @@ class DeepseekV41Checks(DeepseekV4ForCausalLMConfig):
             check_tokenizer(model_dir, config)
             check_checkpoint(model_dir, config)
         DeepseekV4ForCausalLMConfig.verify_and_update_model_config(model_config)
+        renderer_mode.choose(model_config)
 
     @staticmethod
     def verify_and_update_config(vllm_config: "VllmConfig") -> None:
@@ -54,6 +57,10 @@ class DeepseekV41Checks(DeepseekV4ForCausalLMConfig):
             vllm_config.cache_config.swa_bounded_replay = False
             logger.info("vLLM's own SWA bounded replay is off; ours follows DEEPINFER_YOCO_PREFILL_TRUNCATION_MODE")
         front_end.install()
+        admission.install()
+        trigger.install()
+        require_xgrammar(vllm_config)
+        limit_grammar_cache(Settings.from_envs())
         compilation = vllm_config.compilation_config
         has_graphs = current_platform.is_cuda() and not vllm_config.model_config.enforce_eager
         compilation.cudagraph_mode = graph_mode(compilation.cudagraph_mode, has_graphs=has_graphs)
@@ -95,6 +102,38 @@ def _keep_encoder_windows(vllm_config: "VllmConfig", replay: ReplaySettings) -> 
     if replay.is_on and replay.encoder.kind == "exact" and cache.prefix_cache_retention_interval == 0:
         cache.prefix_cache_retention_interval = None
         logger.info("Prefix cache: encoder windows are kept at every block, as %s=exact needs", ENCODER_VARIABLE)
+
+
+def require_xgrammar(vllm_config: "VllmConfig") -> None:
+    """Make XGrammar the only backend of structured output.
+
+    An engine keeps the backend of its first constraint. With ``auto`` a request whose schema only another backend knows
+    would make the engine refuse every later request that this one is not for.
+
+    Raises:
+        ConfigError: the user chose another backend.
+    """
+    options = vllm_config.structured_outputs_config
+    if options.backend not in ("auto", "xgrammar"):
+        raise ConfigError(
+            f"DeepseekV41ForCausalLM: structured_outputs_config.backend is {options.backend!r}, expected auto or "
+            "xgrammar; the limits on constraints hold for XGrammar only, leave the option out"
+        )
+    options.backend = "xgrammar"
+
+
+def limit_grammar_cache(settings: Settings) -> None:
+    """Hand the limit on compiled grammars to vLLM where the user set one; vLLM's default is the variable's default.
+
+    Raises:
+        SettingError: vLLM's own variable says otherwise.
+    """
+    variable = variables.XGRAMMAR_CACHE_LIMIT_BYTES
+    if not settings.environment.is_set(variable):
+        return
+    envs.limit_grammar_cache(settings[variable])
+    if settings[variable] < 0:
+        logger.warning("%s is -1: the memory of compiled grammars has no limit; set a number of bytes", variable.name)
 
 
 def check_engine_options(vllm_config: "VllmConfig") -> None:

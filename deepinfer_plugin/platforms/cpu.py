@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-from deepinfer_plugin import witness
+from deepinfer_plugin import nesting_middleware, witness
 from deepinfer_plugin.platforms.served import serves_our_model
 from deepinfer_plugin.sampling import seed_middleware
 
@@ -46,6 +46,7 @@ class DeepInferCpuPlatform(CpuPlatform):
         """Let a server return seeds and witnesses; without an answer of our model the middleware does nothing."""
         seed_middleware.add_to_server(parser)
         witness.add_to_server(parser)
+        nesting_middleware.add_to_server(parser)
 
     @classmethod
     def check_and_update_config(cls, vllm_config: "VllmConfig") -> None:

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from vllm.platforms.cuda import CudaPlatform
 
-from deepinfer_plugin import witness
+from deepinfer_plugin import nesting_middleware, witness
 from deepinfer_plugin.platforms.served import serves_our_model
 from deepinfer_plugin.sampling import seed_middleware
 
@@ -25,6 +25,7 @@ class DeepInferCudaPlatform(CudaPlatform):
         super().pre_register_and_update(parser)
         seed_middleware.add_to_server(parser)
         witness.add_to_server(parser)
+        nesting_middleware.add_to_server(parser)
 
     @classmethod
     def check_and_update_config(cls, vllm_config: "VllmConfig") -> None:

@@ -1,49 +1,31 @@
-"""Forced continuations: a logits processor for vLLM's model runner V2 that lets a request produce given tokens only.
+"""Golden tokens: a stage of the sampler that lets a request produce given tokens first, see ``extras.py``.
 
-Used by ``python -m deepinfer_plugin score``, which names the class in the engine's ``logits_processors``; no entry
-point loads it, so a server never has it unless it is asked for. Raw log-probabilities are taken before it acts.
+Raw log-probabilities are taken before it acts.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from vllm.v1.worker.gpu.sample.logits_processor import LogitsContext, LogitsProcessor, LogitsProcRequestState
 
+from deepinfer_plugin.sampling.extras import GOLDEN_TOKENS
+
 if TYPE_CHECKING:
     import torch
-    from vllm.config import VllmConfig
     from vllm.sampling_params import SamplingParams
-
-CLASS_PATH = "deepinfer_plugin.sampling.force:ForcedTokens"
-EXTRA_ARG = "deepinfer_forced_tokens"  # key in SamplingParams.extra_args: list of token ids, first output token first
-
-
-def forced_tokens(sampling_params: SamplingParams) -> list[int] | None:
-    """The tokens a request asks to be forced to, or None.
-
-    Raises:
-        ValueError: the argument is not a list of token ids.
-    """
-    tokens: Any = (sampling_params.extra_args or {}).get(EXTRA_ARG)
-    if tokens is None:
-        return None
-    if not isinstance(tokens, list) or not all(type(token) is int and token >= 0 for token in tokens):
-        raise ValueError(f"{EXTRA_ARG}: value is {tokens!r}, expected a list of token ids >= 0")
-    return tokens
 
 
 class ForcedTokens(LogitsProcessor):
-    """Output token k of a request becomes ``extra_args["deepinfer_forced_tokens"][k]``; later tokens are free.
+    """Output token k of a request becomes ``extra_args["golden_token_ids"][k]``; later tokens are free.
 
     Which token is forced follows from the row's position alone, so chunking, preemption and row order cannot move it.
     """
 
-    def __init__(self, vllm_config: VllmConfig, req_states: LogitsProcRequestState) -> None:
+    def __init__(self, req_states: LogitsProcRequestState) -> None:
         import torch
 
-        del vllm_config
         self._prompt_len_np = req_states.prompt_len.np
         self._device = req_states.device
         slots = req_states.max_num_reqs
@@ -54,18 +36,9 @@ class ForcedTokens(LogitsProcessor):
         self._first_position = torch.zeros(slots, dtype=torch.int64, device=self._device)  # of output token 0
         self._vocabulary = torch.arange(req_states.vocab_size, device=self._device)
 
-    @classmethod
-    def validate_params(cls, sampling_params: SamplingParams) -> None:
-        """Refuse a malformed list when the request is admitted.
-
-        Raises:
-            ValueError: the argument is not a list of token ids.
-        """
-        forced_tokens(sampling_params)
-
     def add_request(self, req_idx: int, sampling_params: SamplingParams) -> bool:
         """Stage the list of the request that takes the slot."""
-        tokens = forced_tokens(sampling_params) or []
+        tokens = (sampling_params.extra_args or {}).get(GOLDEN_TOKENS) or []
         self._is_forced_np[req_idx] = bool(tokens)
         self._staged[req_idx] = tokens
         return bool(tokens)

@@ -14,8 +14,11 @@ from contextvars import ContextVar
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
+from deepinfer_plugin.grammar.so_args import settle_structured_output
 from deepinfer_plugin.replay.requests import describe
+from deepinfer_plugin.sampling.extras import SUM_SMALLER, capped_max_tokens, settle_extras
 from deepinfer_plugin.sampling.seeds import SEED_MODULUS, as_int64
+from deepinfer_plugin.sampling.sums import SUMS_OF_RESPONSE, require_carrier, sums_of, take_column
 from deepinfer_plugin.settings import Settings
 from deepinfer_plugin.wrapping import wrap
 
@@ -94,6 +97,7 @@ def install() -> None:
         PlatformError: a method is not the one this version knows.
     """
     from vllm.v1.engine.input_processor import InputProcessor
+    from vllm.v1.engine.logprobs import LogprobsProcessor
     from vllm.v1.engine.output_processor import RequestState
 
     wrap(InputProcessor, "process_inputs", ("self", "request_id", "prompt", "params"), _process_inputs)
@@ -103,18 +107,31 @@ def install() -> None:
         ("cls", "tokenizer", "request", "prompt", "parent_req"),
         _from_new_request,
     )
+    wrap(LogprobsProcessor, "_update_sample_logprobs", ("self", "logprobs_lists"), take_column)
     wrap(RequestState, "_new_request_output", ("self", "external_req_id", "outputs", "finished"), _new_request_output)
+
+
+def is_ours(model_config: Any, params: Any) -> bool:
+    """Whether a request asks our model for text."""
+    from vllm.sampling_params import SamplingParams
+
+    return isinstance(params, SamplingParams) and model_config.hf_config.model_type == MODEL_TYPE
 
 
 def _process_inputs(
     original: Callable[..., Any], self: Any, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    from vllm.sampling_params import SamplingParams
+    from deepinfer_plugin.grammar.admission import admit_constraint
 
-    if not isinstance(params, SamplingParams) or self.model_config.hf_config.model_type != MODEL_TYPE:
+    if not is_ours(self.model_config, params):
         return original(self, request_id, prompt, params, *args, **kwargs)
-    settled = settle_seed(params)
+    vocab_size = self.model_config.get_vocab_size()
+    settled, extras = settle_extras(settle_structured_output(settle_seed(params), vocab_size), vocab_size)
+    require_carrier(settled)
+    admit_constraint(self.model_config, self.tokenizer, settled)
     request = original(self, request_id, prompt, settled, *args, **kwargs)
+    own = request.sampling_params  # a copy that is the engine's
+    own.max_tokens = capped_max_tokens(extras, len(request.prompt_token_ids or ()), own.max_tokens)
     seeds, seed = SEEDS_OF_RESPONSE.get(), reported_seed(settled.seed)
     if seeds is not None and seed is not None:
         seeds[request_id] = seed
@@ -134,13 +151,20 @@ def _from_new_request(
     state = original(cls, tokenizer, request, prompt, parent_req, *args, **kwargs)
     params = request.sampling_params if parent_req is None else parent_req.sampling_params
     state.deepinfer_seed = None if params is None else reported_seed(params.seed)
+    state.deepinfer_wants_sums = bool(((params and params.extra_args) or {}).get(SUM_SMALLER))
+    state.deepinfer_sums_of_response = SUMS_OF_RESPONSE.get()  # outputs are made in another task
     state.deepinfer_replay = describe(
         Settings.from_envs().replay, len(request.prompt_token_ids or ()), request.sampling_params
     )
     return state
 
 
-def _new_request_output(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    output = original(self, *args, **kwargs)
+def _new_request_output(
+    original: Callable[..., Any], self: Any, external_req_id: str, *args: Any, **kwargs: Any
+) -> Any:
+    output = original(self, external_req_id, *args, **kwargs)
     output.seed, output.replay = self.deepinfer_seed, self.deepinfer_replay
+    output.sum_smaller_probs = sums_of(self)
+    if output.sum_smaller_probs is not None and self.deepinfer_sums_of_response is not None:
+        self.deepinfer_sums_of_response[external_req_id] = output.sum_smaller_probs
     return output

@@ -14,15 +14,19 @@ from vllm.config.model import PROCESSED_LOGPROBS_MODES
 from vllm.v1.worker.gpu.buffer_utils import UvaBackedTensor
 from vllm.v1.worker.gpu.input_batch import get_num_sampled_and_rejected
 from vllm.v1.worker.gpu.metrics.logits import get_num_nans
-from vllm.v1.worker.gpu.sample.logits_processor import LogitsContext
+from vllm.v1.worker.gpu.sample.logits_processor import LogitsContext, LogitsProcRequestState
 from vllm.v1.worker.gpu.sample.output import SamplerOutput, SamplingMaskTensors
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 
 from deepinfer_kernels.restrict_logits import restrict_logits
 from deepinfer_kernels.sample_tokens import sample_tokens
+from deepinfer_kernels.sum_smaller_probs import sum_smaller_probs
 from deepinfer_plugin.errors import ConfigError
+from deepinfer_plugin.sampling.extra_states import Blacklist, ForcedTopK, SumSmaller
+from deepinfer_plugin.sampling.force import ForcedTokens
 from deepinfer_plugin.sampling.logprobs import LOGITS_MODES, score_rows
 from deepinfer_plugin.sampling.seeds import as_int64, prompt_hash
+from deepinfer_plugin.sampling.sums import with_column
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,6 +55,11 @@ class DeepInferSampler(Sampler):
         sampler.__dict__.update(stock.__dict__)
         sampler.use_flashinfer = sampler.use_xpu_sampler = False  # they draw from a stream that the batch shares
         sampler.prompt_hashes = UvaBackedTensor(stock.sampling_states.max_num_reqs, dtype=torch.int64)
+        states = LogitsProcRequestState.from_request_state(stock.req_states)
+        # the blacklist before golden tokens, which win over all
+        sampler.logits_processors = [*stock.logits_processors, Blacklist(states), ForcedTokens(states)]
+        sampler.sum_smaller = SumSmaller(states.max_num_reqs)
+        sampler.forced_top_k = ForcedTopK(states.max_num_reqs, states.device)
         return sampler
 
     def set_prompt(self, req_idx: int, prompt_token_ids: Sequence[int]) -> None:
@@ -64,11 +73,14 @@ class DeepInferSampler(Sampler):
             sampling_params = copy(sampling_params)
             sampling_params.seed = as_int64(sampling_params.seed)
         super().add_request(req_idx, sampling_params)
+        self.sum_smaller.add_request(req_idx, sampling_params)
+        self.needs_logits_processing[req_idx] |= self.forced_top_k.add_request(req_idx, sampling_params)
 
     def apply_staged_writes(self) -> None:
         """Make what was stored visible to the device."""
         super().apply_staged_writes()
         self.prompt_hashes.copy_to_uva()
+        self.forced_top_k.apply_staged_writes()
 
     def apply_sampling_params(
         self,
@@ -82,7 +94,7 @@ class DeepInferSampler(Sampler):
         seq_lens_upper_bound_np: np.ndarray[Any, Any],
         skip_top_k_top_p: bool = False,
     ) -> torch.Tensor:
-        """Processors, temperature, then min-p, top-k and top-p: [num_rows, vocab_size] fp32.
+        """Processors, forced top-k, temperature, then min-p, top-k and top-p: [num_rows, vocab_size] fp32.
 
         Where no request of the step needs any of it ``logits`` comes back itself; processing would change no bit of it.
         """
@@ -101,6 +113,7 @@ class DeepInferSampler(Sampler):
         for processor in self.logits_processors:
             processed = processor.apply(processed, context)
         self.thinking_budget_state.apply(processed, context)  # last: nothing may undo what it forces
+        processed = self.forced_top_k.apply(processed, expanded_idx_mapping, idx_mapping_np)
         states = self.sampling_states
         temperature = states.temperature.gpu[expanded_idx_mapping]
         processed = processed / torch.where(temperature == 0.0, 1.0, temperature)[:, None]
@@ -188,7 +201,7 @@ class DeepInferSampler(Sampler):
         if max_token_ids > 0:
             state, rows = self.logprob_token_ids_state, input_batch.expanded_idx_mapping
             custom = (state.num_token_ids.gpu[rows], state.token_ids.gpu[rows, :max_token_ids].long())
-        return score_rows(
+        scores = score_rows(
             processed if self.logprobs_mode in PROCESSED_LOGPROBS_MODES else logits.float(),
             sampled,
             num_logprobs,
@@ -196,6 +209,9 @@ class DeepInferSampler(Sampler):
             custom=custom,
             cu_num_logits=input_batch.cu_num_logits_np.tolist() if has_extra_rows else None,
         )
+        if not self.sum_smaller.is_wanted(input_batch.idx_mapping_np):
+            return scores
+        return with_column(scores, sum_smaller_probs(processed, sampled))
 
     def _sampling_mask(self, processed: torch.Tensor, num_sampled: torch.Tensor, input_batch: InputBatch) -> Any:
         """The ids that each row could have become, for ``--return-sampling-mask``; None without it."""

@@ -1,7 +1,8 @@
 """ASGI middleware that adds the seed to the server's answers (``--middleware``; on by default with our platform).
 
 A JSON answer, and the first event of a stream, begins with ``"seed": N``, or with ``"seeds": [N, ...]`` where its
-prompts were drawn with different ones. Sent back as ``seed`` with the same prompt, it repeats the answer.
+prompts were drawn with different ones. Sent back as ``seed`` with the same prompt, it repeats the answer. A JSON answer
+whose request asked for ``sum_smaller_probs`` carries them too: a list per prompt, one number per token.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from deepinfer_plugin.sampling.front_end import SEEDS_OF_RESPONSE
+from deepinfer_plugin.sampling.sums import SUMS_OF_RESPONSE
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -44,19 +46,22 @@ class SeedMiddleware:
             await self.app(scope, receive, send)
             return
         seeds: dict[str, int] = {}
-        token = SEEDS_OF_RESPONSE.set(seeds)
+        sums: dict[str, list[float]] = {}
+        token, sums_token = SEEDS_OF_RESPONSE.set(seeds), SUMS_OF_RESPONSE.set(sums)
         try:
-            await self.app(scope, receive, _Answer(send, seeds))
+            await self.app(scope, receive, _Answer(send, seeds, sums))
         finally:
             SEEDS_OF_RESPONSE.reset(token)
+            SUMS_OF_RESPONSE.reset(sums_token)
 
 
 class _Answer:
     """Passes the messages of one answer on; the start of a JSON answer waits for its body, whose length changes."""
 
-    def __init__(self, send: Send, seeds: dict[str, int]) -> None:
+    def __init__(self, send: Send, seeds: dict[str, int], sums: dict[str, list[float]]) -> None:
         self._send = send
         self._seeds = seeds
+        self._sums = sums
         self._start: Message | None = None
         self._opening = b""  # what the text to change begins with; empty once there is nothing left to change
 
@@ -81,7 +86,7 @@ class _Answer:
         is_json = self._start is not None
         if found or is_json:
             self._opening = b""
-        if not found or not self._seeds or (is_json and head.strip()):
+        if not found or not (self._seeds or self._sums) or (is_json and head.strip()):
             return 0
         message["body"] = head + found + self._field(tail) + tail
         return len(message["body"]) - len(body)
@@ -98,7 +103,11 @@ class _Answer:
 
     def _field(self, tail: bytes) -> bytes:
         values = [seed for _, seed in sorted(self._seeds.items(), key=lambda item: _prompt_number(item[0]))]
-        field = {"seed": values[0]} if len(set(values)) == 1 else {"seeds": values}
+        field: dict[str, Any] = {}
+        if values:
+            field = {"seed": values[0]} if len(set(values)) == 1 else {"seeds": values}
+        if self._sums:
+            field["sum_smaller_probs"] = [self._sums[name] for name in sorted(self._sums, key=_prompt_number)]
         return json.dumps(field, separators=(",", ":"))[1:-1].encode() + (b"" if tail.lstrip()[:1] == b"}" else b",")
 
 

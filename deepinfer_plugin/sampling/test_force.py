@@ -26,7 +26,7 @@ def _interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def params(tokens: object) -> Any:
-    return SimpleNamespace(extra_args=None if tokens is None else {"deepinfer_forced_tokens": tokens})
+    return SimpleNamespace(extra_args=None if tokens is None else {"golden_token_ids": tokens})
 
 
 def make(prompt_lens: list[int]) -> ForcedTokens:
@@ -38,7 +38,7 @@ def make(prompt_lens: list[int]) -> ForcedTokens:
         vocab_size=VOCAB_SIZE,
         prompt_len=SimpleNamespace(np=np.array(prompt_lens, dtype=np.int32)),
     )
-    return ForcedTokens(None, state)
+    return ForcedTokens(state)
 
 
 def step(processor: ForcedTokens, slots: list[int], positions: list[int], logits: torch.Tensor) -> torch.Tensor:
@@ -91,18 +91,3 @@ def test_a_batch_without_forced_requests_is_not_touched() -> None:
     processor.add_request(1, params(None))
     logits = torch.zeros(1, VOCAB_SIZE)
     assert step(processor, [1], [0], logits) is logits
-
-
-@pytest.mark.parametrize("value", ["1", {"a": 1}, [1.0], [True], [-1], 5])
-def test_a_malformed_list_is_refused_when_the_request_is_admitted(value: object) -> None:
-    from deepinfer_plugin.sampling.force import ForcedTokens
-
-    with pytest.raises(ValueError, match=r"deepinfer_forced_tokens: value is .*, expected a list of token ids"):
-        ForcedTokens.validate_params(params(value))
-
-
-def test_a_well_formed_list_is_admitted() -> None:
-    from deepinfer_plugin.sampling.force import ForcedTokens
-
-    ForcedTokens.validate_params(params([0, 3]))
-    ForcedTokens.validate_params(params(None))

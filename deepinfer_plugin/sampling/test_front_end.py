@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from types import SimpleNamespace
 from typing import Any
 
@@ -116,10 +117,18 @@ def test_the_reported_seed_gives_the_same_draw_when_it_is_sent_back(seed: int | 
 class Processor:
     """Stands in for vLLM's class."""
 
-    model_config = SimpleNamespace(hf_config=SimpleNamespace(model_type="deepseek_v41"))
+    model_config = SimpleNamespace(hf_config=SimpleNamespace(model_type="deepseek_v41"), get_vocab_size=lambda: 256)
+    tokenizer = None
 
     def process_inputs(self, request_id: str, prompt: str, params: Any, *, priority: int = 0) -> Any:
-        return SimpleNamespace(request_id=request_id, prompt=prompt, params=params, priority=priority)
+        own = copy(params)
+        return SimpleNamespace(
+            request_id=request_id,
+            prompt_token_ids=list(prompt.encode()),
+            params=params,
+            sampling_params=own,
+            priority=priority,
+        )
 
 
 @pytest.fixture
@@ -146,6 +155,13 @@ def test_the_engine_gets_a_copy_with_the_seed_and_the_answer_is_told(processor: 
     assert first.params.seed != second.params.seed
     assert first.priority == 3
     assert caller.seed is None
+
+
+def test_the_context_cap_shortens_the_engines_copy_only(processor: type[Processor]) -> None:
+    caller = params(extra_args={"context_cap": 10}, max_tokens=16)
+    request = processor().process_inputs("0", "abcdef", caller)
+    assert (request.sampling_params.max_tokens, caller.max_tokens) == (4, 16)
+    assert request.params.extra_args is None
 
 
 def test_another_model_is_left_alone(processor: type[Processor], monkeypatch: pytest.MonkeyPatch) -> None:

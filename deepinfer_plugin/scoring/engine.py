@@ -54,15 +54,12 @@ def build_engine(plan: Plan, records: Sequence[Record]) -> LLMEngine:
     from vllm.utils.argparse_utils import FlexibleArgumentParser
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    from deepinfer_plugin.sampling.force import CLASS_PATH
-
     longest = max(len(record.tokens) for record in records) + 1
     flags = [
         f"--model={plan.model}",
         f"--max-model-len={math.ceil(longest / LENGTH_STEP) * LENGTH_STEP}",
         f"--max-logprobs={-1 if plan.top is None else plan.top}",
         f"--logprobs-mode={'raw_logits' if plan.raw_logits else 'raw_logprobs'}",
-        f"--logits-processors={CLASS_PATH}",
         "--max-num-seqs=16",
         *([f"--kv-cache-memory-bytes={CPU_KV_CACHE_BYTES}"] if plan.is_cpu else []),
         *plan.engine_flags,
@@ -114,7 +111,7 @@ def _sampling_params(plan: Plan, record: Record) -> SamplingParams:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
-    from deepinfer_plugin.sampling.force import EXTRA_ARG
+    from deepinfer_plugin.sampling.extras import GOLDEN_TOKENS
 
     prompt: dict[str, Any] = {}
     num_rows = record.decode_from - 1  # the row of the last prompt token comes with the first output token
@@ -133,7 +130,7 @@ def _sampling_params(plan: Plan, record: Record) -> SamplingParams:
         logprobs=-1 if plan.top is None else plan.top,
         output_kind=RequestOutputKind.DELTA,
         skip_reading_prefix_cache=True,
-        extra_args={EXTRA_ARG: record.continuation} if record.continuation else None,
+        extra_args={GOLDEN_TOKENS: record.continuation} if record.continuation else None,
         **prompt,
     )
 

@@ -15,6 +15,7 @@ from deepinfer_batch_invariant.gaps import check_forward
 from deepinfer_plugin.cache.layers import CacheLayer
 from deepinfer_plugin.cache.metadata import CacheMetadata
 from deepinfer_plugin.replay.inputs import EncoderPassInputs, ReplayInputs
+from deepinfer_plugin.sampling.extras import FORCE_TOP_K, GOLDEN_TOKENS, SUM_SMALLER, TOKEN_BLACKLIST
 
 if TYPE_CHECKING:
     from deepinfer_plugin.model.flash import DeepseekV41ForCausalLM
@@ -34,6 +35,12 @@ _SAMPLING: tuple[Mapping[str, Any], ...] = (
     {"temperature": 1.0, "seed": 2, "repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.5},
     {"temperature": 0.0, "logit_bias": {3: 1.0}, "min_tokens": 1, "stop_token_ids": [4], "logprobs": 0},
     {"temperature": 0.0, "logprob_token_ids": [3, 4]},
+    {
+        "temperature": 1.0,
+        "seed": 3,
+        "logprobs": 0,
+        "extra_args": {FORCE_TOP_K: 5, TOKEN_BLACKLIST: [[1, 2]], GOLDEN_TOKENS: [3], SUM_SMALLER: True},
+    },
 )
 
 
