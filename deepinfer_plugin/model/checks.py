@@ -13,6 +13,7 @@ from deepinfer_plugin.model.config import ModelConfig
 from deepinfer_plugin.model.graphs import graph_mode
 from deepinfer_plugin.model.weights import check_checkpoint, check_tokenizer
 from deepinfer_plugin.sampling import front_end
+from deepinfer_plugin.worker import live_code
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig as EngineModelConfig
@@ -50,6 +51,8 @@ class DeepseekV41Checks(DeepseekV4ForCausalLMConfig):
             vllm_config.cache_config.swa_bounded_replay = False
             logger.info("SWA bounded replay is off: window KV is cached with the prefix and a hit is exact")
         front_end.install()
+        if not vllm_config.parallel_config.worker_extension_cls:  # a user's own, as reinforcement learning needs, stays
+            vllm_config.parallel_config.worker_extension_cls = live_code.CLASS_PATH
         compilation = vllm_config.compilation_config
         has_graphs = current_platform.is_cuda() and not vllm_config.model_config.enforce_eager
         compilation.cudagraph_mode = graph_mode(compilation.cudagraph_mode, has_graphs=has_graphs)
