@@ -21,7 +21,6 @@ from deepinfer_plugin.settings import Settings
 PATH = "/deepinfer/provenance"
 CLASS_PATH = f"{__name__}.ProvenanceMiddleware"
 RPC_TIMEOUT_S = 120.0
-CHUNK_BYTES = 1 << 24
 MODEL_TYPE = "deepseek_v41"
 # Options of vLLM that can change an answer; the rest, such as the size of a batch, must not, which is the promise.
 ANSWER_OPTIONS = (
@@ -72,16 +71,16 @@ def add_to_server(parser: Any) -> None:
         parser.set_defaults(middleware=[*present, CLASS_PATH])
 
 
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file's bytes, hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def checkpoint_hashes(model: Path) -> dict[str, str]:
     """SHA-256 of each visible file of a checkpoint's folder, by name; every byte is read."""
-    hashes = {}
-    for path in sorted(path for path in model.iterdir() if path.is_file() and not path.name.startswith(".")):
-        digest = hashlib.sha256()
-        with path.open("rb") as file:
-            while chunk := file.read(CHUNK_BYTES):
-                digest.update(chunk)
-        hashes[path.name] = digest.hexdigest()
-    return hashes
+    files = sorted(path for path in model.iterdir() if path.is_file() and not path.name.startswith("."))
+    return {path.name: file_hash(path) for path in files}
 
 
 class ProvenanceMiddleware:

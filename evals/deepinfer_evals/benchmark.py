@@ -100,10 +100,12 @@ class Benchmark:
             if not parsed.id or not parsed.gold or not parsed.question:
                 raise InputError(f"{self.name}: row {number} has an empty id, question or answer, expected all three")
             if parsed.id in found:
-                raise InputError(f"{self.name}: row {number} has the id {parsed.id!r} of an earlier row, expected its own")
+                raise InputError(
+                    f"{self.name}: row {number} has the id {parsed.id!r} of an earlier row, expected its own"
+                )
             found[parsed.id] = Question(
                 id=parsed.id,
-                prompt=_filled(template, {"question": parsed.question, **parsed.slots}),
+                prompt=filled(template, {"question": parsed.question, **parsed.slots}),
                 gold=parsed.gold,
                 row_hash=hash_of({name: row[name] for name in self.fields}),
                 question=parsed.question,
@@ -121,7 +123,7 @@ class Parsed:
     slots: Mapping[str, str] = field(default_factory=dict)
 
 
-def _filled(template: str, slots: Mapping[str, str]) -> str:
+def filled(template: str, slots: Mapping[str, str]) -> str:
     """Fill the slots in one pass, so that braces in a question (LaTeX has many) are text."""
     parts: list[str] = []
     rest = template

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import TypeVar
 
 RULE = "sha256-53-v1"  # stands in the manifest; another derivation is another name
 SEED_BITS = 53  # JSON readers that keep numbers as doubles leave it alone
-
-Value = TypeVar("Value")
 
 
 def sample_seed(run_seed: int, benchmark: str, question_id: str, epoch: int) -> int:
@@ -27,7 +24,7 @@ def sample_seed(run_seed: int, benchmark: str, question_id: str, epoch: int) -> 
     return _number("sample", run_seed, benchmark, question_id, epoch) >> (256 - SEED_BITS)
 
 
-def keyed_order(values: Sequence[Value], key: str) -> list[Value]:
+def keyed_order[Value](values: Sequence[Value], key: str) -> list[Value]:
     """The values in an order that ``key`` alone decides, whatever was shuffled before."""
     ranked = sorted(range(len(values)), key=lambda index: _number("order", key, index))
     return [values[index] for index in ranked]

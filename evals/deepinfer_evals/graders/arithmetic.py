@@ -12,9 +12,13 @@ MAX_FACTORIAL = 40
 MAX_LENGTH = 200  # characters of an expression
 
 _SPACE = re.compile(r"\\[,;:! ]|\\q?quad\b|\\thinspace\b|~|\s+")
-_DROPPED = re.compile(r"\\(?:displaystyle|textstyle|left|right|big|Big|bigl|bigr|limits)(?![a-zA-Z])|\\\(|\\\)|\\\[|\\\]")
+_DROPPED = re.compile(
+    r"\\(?:displaystyle|textstyle|left|right|big|Big|bigl|bigr|limits)(?![a-zA-Z])|\\\(|\\\)|\\\[|\\\]"
+)
 _DEGREE = re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degree\b|°")
-_WRAPPED = re.compile(r"\\(?:text|mathrm|mathbf|textbf|mbox|textrm|mathit|operatorname)\s*\{([^{}]*)\}\s*(\^\s*\{?\d+\}?)?")
+_WRAPPED = re.compile(
+    r"\\(?:text|mathrm|mathbf|textbf|mbox|textrm|mathit|operatorname)\s*\{([^{}]*)\}\s*(\^\s*\{?\d+\}?)?"
+)
 _UNIT = re.compile(r"(?<=[\d)}!])\s*(?:[^\W\d_]|[µμ²³/·])[^\d(){}\\]*(?:\^\{?-?\d+\}?)?\s*$")
 _GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:([, '_\u2009\u202f])\d{3})(?:\1\d{3})*(?![\d,])")
 _TOKEN = re.compile(r"\d+(?:\.\d*)?(?:[eE][+-]?\d{1,2})?|\.\d+|[-+*/^(){}!]|\\[dtc]?frac|\\sqrt|\\cdot|\\times|\\div")

@@ -13,7 +13,9 @@ _LETTER = r"(?P<letter>[A-Za-zАВС])"
 _END = r"(?![A-Za-zÀ-ɏЀ-ӿ])(?!['’]\w)"  # no letter may follow: "Answer: Both" names no option
 _VERB = r"(?:is|would be|must be|should be|ist|lautet|es|est|è|é)(?!\w)"
 _LATIN = r"(?:answer|option|choice|Antwort|respuesta|r[ée]ponse|ответ|risposta|resposta)(?!\w)"
-_CJK = r"(?:答案|选项|選項|答え|正解|정답|답)[*_`\s]*(?:应该?|應該?)?(?:选|選)?[是为為は은]?(?:选项|選項)?[*_`\s]*[:：=]?"
+_CJK = (
+    r"(?:答案|选项|選項|答え|正解|정답|답)[*_`\s]*(?:应该?|應該?)?(?:选|選)?[是为為は은]?(?:选项|選項)?[*_`\s]*[:：=]?"
+)
 _STATEMENT = re.compile(
     rf"(?:\b{_LATIN}(?:\s+(?:option|choice|correcta|richtige))?[*_`\s]*"
     rf"(?:{_VERB}\s*[:：]?\s*(?:(?:option|choice|la|die)(?!\w))?|[:：=]\s*(?:(?:option|choice)(?!\w))?)|{_CJK})[*_`\s]*"

@@ -14,7 +14,9 @@ _KEYWORD = re.compile(
     r"[*_`\s]*(?:is|are|ist|es|est|è|é|lautet|是|为|為|は)?[*_`\s]*[:：=]?\s*(?P<rest>[^\n]*)",
     re.IGNORECASE,
 )
-_LIST = re.compile(r"\bor\b|\band\b|\boder\b|\\text\s*\{\s*(?:or|and)\s*\}|\\pm|±|;|\\quad|或|，|、|(?<=\d),\s+(?=-?\d)")
+_LIST = re.compile(
+    r"\bor\b|\band\b|\boder\b|\\text\s*\{\s*(?:or|and)\s*\}|\\pm|±|;|\\quad|或|，|、|(?<=\d),\s+(?=-?\d)"
+)
 _NUMBER = re.compile(r"[-+−–]?\s*[\\$]*\d[\d,.{}'_]*")
 
 

@@ -1,0 +1,47 @@
+"""``python -m deepinfer_evals COMMAND``.
+
+Exit code 0: done; 1: answers differ, are missing, or a check failed; 2: one line on standard error says what is wrong;
+130: interrupted, finished answers are kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from typing import NoReturn
+
+from deepinfer_evals import compare, doctor, report, run_command, verify
+from deepinfer_kernels.errors import DeepInferError
+from deepinfer_plugin import __version__
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Parse the command line and run one command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m deepinfer_evals", description="Scores that can be run again, to the bit."
+    )
+    parser.add_argument("--version", action="version", version=f"deepinfer-plugin {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for command in (run_command, report, compare, verify, doctor):
+        command.add_parser(commands)
+    parsed = parser.parse_args(arguments)
+    try:
+        return int(parsed.run(parsed))
+    except DeepInferError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stopped; finished answers are kept, the same command continues", file=sys.stderr)
+        return 130
+
+
+def _interrupt(number: int, frame: object) -> NoReturn:
+    """Being asked to end is handled as Ctrl-C is: children are stopped, results are kept."""
+    del number, frame
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _interrupt)
+    sys.exit(main())

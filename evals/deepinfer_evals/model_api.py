@@ -1,0 +1,91 @@
+"""inspect_ai's model interface over our endpoint: its own providers drop token ids and witnesses of an answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from inspect_ai.model import (
+    ChatCompletionChoice,
+    ChatMessage,
+    ChatMessageAssistant,
+    ContentReasoning,
+    ContentText,
+    GenerateConfig,
+    ModelAPI,
+    ModelOutput,
+    ModelUsage,
+    modelapi,
+)
+from inspect_ai.tool import ToolChoice, ToolInfo
+
+from deepinfer_evals.endpoint import Answer, BusyError, Endpoint
+
+PROVIDER = "deepinfer"
+ANSWER = "deepinfer_answer"  # key in the metadata of a ModelOutput
+
+
+class EndpointApi(ModelAPI):
+    """Sends the last user message; everything else of the request is in ``config.extra_body`` and ``config.seed``."""
+
+    def __init__(
+        self,
+        model_name: str,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        config: GenerateConfig = GenerateConfig(),  # noqa: B008, inspect_ai's signature
+        **model_args: Any,
+    ) -> None:
+        super().__init__(model_name, base_url, api_key, [], config)
+        self._slots = int(model_args["slots"])
+        self._endpoint = Endpoint(
+            str(base_url), str(model_args["served_name"]), api_key=api_key or "", slots=self._slots
+        )
+        self._endpoint.has_witness = bool(model_args["has_witness"])
+
+    async def generate(
+        self,
+        input: list[ChatMessage],  # noqa: A002, inspect_ai's name
+        tools: list[ToolInfo],
+        tool_choice: ToolChoice,
+        config: GenerateConfig,
+    ) -> ModelOutput:
+        """One answer."""
+        del tools, tool_choice
+        answer = await self._endpoint.ask(input[-1].text, config.extra_body or {}, config.seed)
+        return output_of(answer, self.model_name)
+
+    def should_retry(self, ex: BaseException) -> bool:
+        """A server that is busy or restarts is asked again."""
+        return isinstance(ex, BusyError)
+
+    def max_connections(self) -> int:
+        """As many as the run asked for."""
+        return self._slots
+
+    def connection_key(self) -> str:
+        """One pool for each server."""
+        return str(self.base_url)
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._endpoint.__aexit__(None, None, None)
+
+
+@modelapi(name=PROVIDER)
+def _provider() -> type[ModelAPI]:
+    return EndpointApi
+
+
+def output_of(answer: Answer, model: str) -> ModelOutput:
+    """An answer as inspect_ai logs it."""
+    content = [ContentReasoning(reasoning=answer.reasoning)] if answer.reasoning else []
+    message = ChatMessageAssistant(content=[*content, ContentText(text=answer.text)], model=model)
+    size = len(answer.token_ids)
+    return ModelOutput(
+        model=model,
+        choices=[ChatCompletionChoice(message=message, stop_reason="max_tokens" if answer.is_truncated else "stop")],
+        usage=ModelUsage(
+            input_tokens=answer.prompt_tokens, output_tokens=size, total_tokens=answer.prompt_tokens + size
+        ),
+        metadata={ANSWER: answer.to_json()},
+    )
