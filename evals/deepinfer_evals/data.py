@@ -55,6 +55,7 @@ def _load_hub(benchmark: Benchmark, revision: str | None) -> DataSet:
     import datasets
     from huggingface_hub import HfApi
 
+    datasets.disable_progress_bars()
     try:
         commit = revision
         if revision is None or _COMMIT.fullmatch(revision) is None:
@@ -84,6 +85,7 @@ def _advice(benchmark: Benchmark, error: Exception) -> str:
 def _load_local(benchmark: Benchmark, folder: Path) -> DataSet:
     import datasets
 
+    datasets.disable_progress_bars()
     files = _files(benchmark, folder)
     kinds = sorted({SUFFIXES[path.suffix] for path in files})
     if len(kinds) > 1:

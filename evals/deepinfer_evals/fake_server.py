@@ -21,6 +21,7 @@ from deepinfer_plugin.provenance_endpoint import PATH as PROVENANCE_PATH
 from deepinfer_plugin.witness import witness_of
 
 MODEL = "fake"
+UNSEEDED = 77  # what it draws with where a request has no seed
 CUT_SHARE = 0.1  # of answers that end at the length limit
 PROVENANCE: dict[str, Any] = {
     "versions": {"deepinfer-plugin": "0", "vllm": "0"},
@@ -33,7 +34,9 @@ PROVENANCE: dict[str, Any] = {
     "schedule": {"max_num_seqs": 8},
     "code": {"kernels.linear": "0" * 16, "kernels.rope": "1" * 16},
 }
-_JUDGED = re.compile(r"<correct_answer>\n(?P<gold>.*?)\n</correct_answer>.*<response>\n(?P<text>.*)\n</response>", re.DOTALL)
+_JUDGED = re.compile(
+    r"<correct_answer>\n(?P<gold>.*?)\n</correct_answer>.*<response>\n(?P<text>.*)\n</response>", re.DOTALL
+)
 
 
 class FakeServer:
@@ -53,7 +56,8 @@ class FakeServer:
         self.most_in_flight = 0
         self.provenance: dict[str, Any] | None = json.loads(json.dumps(PROVENANCE))
         self.mistake: Callable[[str], str] = str
-        self.failures = 0  # answers 503 so many times
+        self.has_witness = True
+        self.failures_after = (0, 0)  # from this request on, so many answers are 503
         self._delay_s = delay_s
         self._lock = threading.Lock()
         self._server = _Server(("127.0.0.1", 0), _handler(self))
@@ -73,20 +77,38 @@ class FakeServer:
         """Status and body for one request for an answer."""
         with self._lock:
             self.requests.append(request)
-            if self.failures:
-                self.failures -= 1
+            first, count = self.failures_after
+            if first < len(self.requests) <= first + count:
                 return 503, {"error": "busy"}
             self.in_flight += 1
             self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        try:
+            return self.respond(request)
+        finally:
+            with self._lock:
+                self.in_flight -= 1
+
+    def respond(self, request: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        """Status and body, computed from the request."""
         time.sleep(self._delay_s)
-        with self._lock:
-            self.in_flight -= 1
         prompt = str(request["messages"][0]["content"])
         judged = _JUDGED.search(prompt)
         if judged is not None:
-            same = "yes" if judged["gold"] in judged["text"] else "no"
+            same = "yes" if judged["text"].strip().endswith(judged["gold"]) else "no"
             return 200, _body(request, f"final answer: {judged['text'].strip()[-9:]}\nsame: {same}", "stop", [1], [2])
-        return 200, self._drawn(request, prompt)
+        body = self._drawn(request, prompt)
+        if not self.has_witness:
+            body["choices"][0].pop("witness", None)
+        return 200, body
+
+    def document(self, path: str) -> Any:
+        """What a GET of the path returns; None for nothing."""
+        found: dict[str, Any] = {
+            "/v1/models": {"data": [{"id": MODEL}]},
+            "/version": {"version": "0.0-fake"},
+            PROVENANCE_PATH: self.provenance,
+        }
+        return found.get(path)
 
     def note_sent(self, request: dict[str, Any]) -> None:
         """The answer left whole."""
@@ -94,7 +116,8 @@ class FakeServer:
             self.sent.append(int(request.get("seed") or 0))
 
     def _drawn(self, request: dict[str, Any], prompt: str) -> dict[str, Any]:
-        known = {name: value for name, value in request.items() if name not in ("model", "vllm_xargs", "logprobs")}
+        unseen = ("model", "vllm_xargs", "logprobs")
+        known = {"seed": UNSEEDED, **{name: value for name, value in request.items() if name not in unseen}}
         digest = hashlib.sha256(self.mistake(canonical_json(known)).encode("utf-8", "surrogatepass")).digest()
         ids = [digest[index] for index in range(4 + digest[0] % 12)]
         is_cut = digest[1] < 256 * CUT_SHARE
@@ -117,7 +140,7 @@ def _body(
     if request.get("logprobs"):
         choice["logprobs"] = {"content": [{"logprob": score} for score in scores]}
     return {
-        "seed": request.get("seed", 77),
+        "seed": request.get("seed", UNSEEDED),
         "choices": [choice],
         "prompt_token_ids": prompt_ids,
         "usage": {"prompt_tokens": len(prompt_ids), "completion_tokens": len(ids)},
@@ -128,21 +151,19 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that is gone, as after a kill, is no error here."""
+
 
 def _handler(owner: FakeServer) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
-        def do_GET(self) -> None:  # noqa: N802, the base class's name
-            found: dict[str, Any] = {
-                "/v1/models": {"data": [{"id": MODEL}]},
-                "/version": {"version": "0.0-fake"},
-                PROVENANCE_PATH: owner.provenance,
-            }
-            value = found.get(self.path)
+        def do_GET(self) -> None:
+            value = owner.document(self.path)
             self._send(200 if value is not None else 404, value or {})
 
-        def do_POST(self) -> None:  # noqa: N802, the base class's name
+        def do_POST(self) -> None:
             request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             status, value = owner.answer(request)
             self._send(status, value)

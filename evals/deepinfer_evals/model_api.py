@@ -17,9 +17,12 @@ from inspect_ai.model import (
     modelapi,
 )
 from inspect_ai.tool import ToolChoice, ToolInfo
+from tenacity import wait_exponential
 
 from deepinfer_evals.endpoint import Answer, BusyError, Endpoint
 
+FIRST_WAIT_S = 1.0
+MAX_WAIT_S = 60.0
 PROVIDER = "deepinfer"
 ANSWER = "deepinfer_answer"  # key in the metadata of a ModelOutput
 
@@ -57,6 +60,10 @@ class EndpointApi(ModelAPI):
     def should_retry(self, ex: BaseException) -> bool:
         """A server that is busy or restarts is asked again."""
         return isinstance(ex, BusyError)
+
+    def retry_wait(self) -> Any:
+        """Growing waits: a server has some minutes to come back."""
+        return wait_exponential(multiplier=FIRST_WAIT_S, max=MAX_WAIT_S)
 
     def max_connections(self) -> int:
         """As many as the run asked for."""

@@ -28,7 +28,7 @@ from deepinfer_evals.serving import Facts
 from deepinfer_plugin.cli.console import WaitLine
 from deepinfer_plugin.errors import EngineError
 
-MAX_RETRIES = 6  # with inspect_ai's growing waits: a server has some minutes to come back
+MAX_RETRIES = 8  # with growing waits of two minutes and more in all: a server may be restarting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +137,7 @@ def run_session(session: Session) -> Outcomes:
             )
         finally:
             work.end()
-    if logs[0].status == "cancelled":
+    if not logs or logs[0].status == "cancelled":  # inspect_ai took the interrupt for itself
         raise KeyboardInterrupt
     samples = logs[0].samples or []
     errors = tuple(dict.fromkeys(sample.error.message for sample in samples if sample.error is not None))
