@@ -14,6 +14,7 @@ from typing import NoReturn
 from deepinfer_evals import compare, doctor, report, run_command, verify
 from deepinfer_kernels.errors import DeepInferError
 from deepinfer_plugin import __version__
+from deepinfer_plugin.errors import SettingError
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -25,8 +26,13 @@ def main(arguments: list[str] | None = None) -> int:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for command in (run_command, report, compare, verify, doctor):
         command.add_parser(commands)
-    parsed = parser.parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    border = words.index("--") if "--" in words else len(words)
+    parsed = parser.parse_args(words[:border])
+    parsed.vllm = words[border + 1 :]
     try:
+        if parsed.vllm and getattr(parsed, "model", None) is None:
+            raise SettingError(f"arguments: {parsed.vllm[0]} after -- is for a server of our own; name it with --model")
         return int(parsed.run(parsed))
     except DeepInferError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -41,7 +41,7 @@ def hle_rows(count: int) -> list[dict[str, Any]]:
     return [
         {
             "id": f"q{index:04}",
-            "question": f"Which letter is number {index % 4} of ABCD?",
+            "question": f"{index}. Which letter is number {index % 4} of ABCD, from 0?",
             "image": "data:image/png;base64,AA==" if index % 5 == 0 else "",
             "answer": "ABCD"[index % 4],
             "answer_type": "exactMatch",

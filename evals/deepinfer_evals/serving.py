@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--model", type=Path, default=None, metavar="DIR", help="start vllm serve on this checkpoint")
     parser.add_argument("--model-name", default="", help="which of the server's models (default: its only one)")
     parser.add_argument("--api-key-file", type=Path, default=None, help="file that holds the server's key")
-    parser.add_argument("vllm", nargs="*", metavar="-- FLAG", help="with --model: further flags of vllm serve")
+    parser.epilog = "What follows -- goes to vllm serve; with --model only."
 
 
 def read_key(path: Path | None) -> str:
@@ -80,8 +80,6 @@ def serving(arguments: argparse.Namespace, log: Path) -> Iterator[Target]:
     """
     key = read_key(arguments.api_key_file)
     if arguments.base_url is not None:
-        if arguments.vllm:
-            raise SettingError(f"server: flag {arguments.vllm[0]} is for our own server, expected --model DIR with it")
         yield Target(base_url=arguments.base_url, model=arguments.model_name, api_key=key)
         return
     if not arguments.model.is_dir():

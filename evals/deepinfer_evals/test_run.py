@@ -217,6 +217,7 @@ def test_a_dead_judge_loses_no_answer(command: Command, tmp_path: Path, monkeypa
     (("--judge-url", "http://127.0.0.1:9"), "graded by rules"),
     (("--certificate", "none.json"), "cannot be read"),
     (("--base-url", "http://127.0.0.1:9"), "cannot be reached"),
+    (("--", "--max-model-len=64"), "--max-model-len=64 after --"),
 ])  # fmt: skip
 def test_bad_words_end_in_one_error(
     words: tuple[str, ...], text: str, command: Command, server: FakeServer, rows: Path, tmp_path: Path,

@@ -149,16 +149,17 @@ def _certificate(path: Path, **change: Any) -> Path:
 
 
 def test_a_healthy_server_passes_the_doctor(
-    command: Command, server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    line = ("doctor", "--base-url", server.base_url)
-    assert command(*line, "--certificate", _certificate(tmp_path / "c.json")) == 0
-    text = capsys.readouterr().out
-    assert "FAIL" not in text
-    assert "same environment" in text
-    assert server.most_in_flight > 4
-    assert command(*line) == 0
-    assert "none named" in capsys.readouterr().out
+    with FakeServer(delay_s=0.02) as server:
+        line = ("doctor", "--base-url", server.base_url)
+        assert command(*line, "--certificate", _certificate(tmp_path / "c.json")) == 0
+        text = capsys.readouterr().out
+        assert "FAIL" not in text
+        assert "same environment" in text
+        assert server.most_in_flight > 4
+        assert command(*line) == 0
+        assert "none named" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("change", "text"), [
