@@ -119,7 +119,7 @@ async def _tries(endpoint: Endpoint) -> list[Finding]:
     others = [endpoint.ask(f"{'a b c ' * (n % 5)}neighbour {n}", BODY, SEED + n) for n in range(NUM_OTHERS)]
     crowded, *_ = await asyncio.gather(endpoint.ask(PROBE, BODY, SEED), *others)
     drawn = [await endpoint.ask(PROBE, BODY, SEED + n) for n in range(NUM_SEEDS)]
-    distinct = len({answer.token_ids for answer in drawn})
+    distinct = len({answer.token_ids.tobytes() for answer in drawn})
     is_seeded = alone.seed == SEED and unseeded.seed != -1
     repeated = None if unseeded.seed == -1 else await endpoint.ask(PROBE, BODY, unseeded.seed)
     return [

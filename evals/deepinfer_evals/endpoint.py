@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from types import TracebackType
 from typing import Any
 
@@ -37,7 +38,7 @@ class Answer:
         finish_reason: ``stop``, or ``length`` where a limit cut it.
         seed: the one it was drawn with, as the server returned it, else as it was sent.
         prompt_tokens: length of the prompt.
-        token_ids: of the whole answer.
+        token_ids: of the whole answer, four bytes each: a run can hold a hundred million of them.
         witness: hashes of prompt ids, output ids and log-probabilities, see ``deepinfer_plugin.witness``.
     """
 
@@ -46,17 +47,18 @@ class Answer:
     finish_reason: str
     seed: int
     prompt_tokens: int
-    token_ids: tuple[int, ...]
+    token_ids: array[int]
     witness: Mapping[str, str]
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        return {**asdict(self), "token_ids": list(self.token_ids), "witness": dict(self.witness)}
+        value = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {**value, "token_ids": self.token_ids.tolist(), "witness": dict(self.witness)}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Answer:
         """The inverse of ``to_json``."""
-        return cls(**{**value, "token_ids": tuple(value["token_ids"])})
+        return cls(**{**value, "token_ids": array("I", value["token_ids"])})
 
     @property
     def is_truncated(self) -> bool:
@@ -165,7 +167,7 @@ class Endpoint:
     def _answer(self, value: Mapping[str, Any], seed: int | None) -> Answer:
         choice = value["choices"][0]
         message = choice["message"]
-        ids = tuple(int(token) for token in choice["token_ids"])
+        ids = array("I", choice["token_ids"])
         if self.has_witness:
             witness = dict(choice["witness"])
             if "error" in witness:

@@ -41,7 +41,7 @@ def markdown(report: Mapping[str, Any]) -> str:
         "|---|---|",
         *(f"| {epoch} | {percent(value)} |" for epoch, value in report["epochs"]["scores"].items()),
         "",
-        "Standard deviation between epochs: " + ("one epoch only" if deviation is None else percent(deviation)) + ".",
+        f"Standard deviation between epochs: {points(deviation)}.",
         "",
         length_line(report),
         "",
@@ -77,6 +77,11 @@ def length_line(report: Mapping[str, Any]) -> str:
         f"Tokens per answer: mean {sizes['mean']:.0f}, median {sizes['median']:.0f}, 90 % up to {sizes['p90']:.0f}, "
         f"longest {sizes['max']}; {sizes['total']} in all."
     )
+
+
+def points(deviation: float | None) -> str:
+    """A spread of shares as text."""
+    return "one epoch only" if deviation is None else f"{100 * deviation:.2f} points"
 
 
 def percent(share: float) -> str:

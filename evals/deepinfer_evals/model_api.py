@@ -24,7 +24,6 @@ from deepinfer_evals.endpoint import Answer, BusyError, Endpoint
 FIRST_WAIT_S = 1.0
 MAX_WAIT_S = 60.0
 PROVIDER = "deepinfer"
-ANSWER = "deepinfer_answer"  # key in the metadata of a ModelOutput
 
 
 class EndpointApi(ModelAPI):
@@ -44,6 +43,7 @@ class EndpointApi(ModelAPI):
             str(base_url), str(model_args["served_name"]), api_key=api_key or "", slots=self._slots
         )
         self._endpoint.has_witness = bool(model_args["has_witness"])
+        self._answers: dict[int, Answer] = {}
 
     async def generate(
         self,
@@ -54,8 +54,14 @@ class EndpointApi(ModelAPI):
     ) -> ModelOutput:
         """One answer."""
         del tools, tool_choice
+        assert config.seed is not None
         answer = await self._endpoint.ask(input[-1].text, config.extra_body or {}, config.seed)
+        self._answers[config.seed] = answer
         return output_of(answer, self.model_name)
+
+    def take(self, seed: int) -> Answer:
+        """The answer to the request with this seed, once; a ModelOutput, which is logged, has no room for token ids."""
+        return self._answers.pop(seed)
 
     def should_retry(self, ex: BaseException) -> bool:
         """A server that is busy or restarts is asked again."""
@@ -94,5 +100,5 @@ def output_of(answer: Answer, model: str) -> ModelOutput:
         usage=ModelUsage(
             input_tokens=answer.prompt_tokens, output_tokens=size, total_tokens=answer.prompt_tokens + size
         ),
-        metadata={ANSWER: answer.to_json()},
+        metadata={"seed": answer.seed, "witness": dict(answer.witness)},
     )

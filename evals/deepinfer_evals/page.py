@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from deepinfer_evals.markdown import length_line, notes, percent
+from deepinfer_evals.markdown import length_line, notes, percent, points
 from deepinfer_evals.plots import heat_map, legend, length_histogram, score_plot
 
 STYLE = """
@@ -45,7 +45,7 @@ def page(report: Mapping[str, Any]) -> str:
         _table(["epoch", "score"], [[epoch, percent(value)] for epoch, value in report["epochs"]["scores"].items()]),
         _deviation(report),
         "<h2>Lengths</h2>",
-        f"<p>{escape(length_line(report))}</p>",
+        f"<p>{escape(length_line(report))} Blue: whole answers, violet: cut by the length limit.</p>",
         length_histogram(report["lengths"]["bins"]),
         "<h2>What it depends on</h2>",
         f"<p>Manifest <code>{report['manifest_hash']}</code>, answers <code>{report['answers_hash']}</code></p>",
@@ -61,7 +61,7 @@ def page(report: Mapping[str, Any]) -> str:
 
 def _deviation(report: Mapping[str, Any]) -> str:
     value = report["epochs"]["standard_deviation"]
-    return f"<p>Standard deviation between epochs: {'one epoch only' if value is None else percent(value)}</p>"
+    return f"<p>Standard deviation between epochs: {points(value)}</p>"
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

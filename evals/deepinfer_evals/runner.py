@@ -193,8 +193,10 @@ def _recorded(work: _Work) -> Solver:
             state.output = model_api.output_of(known, str(state.model))
             return state
         seed = sample_seed(session.run_seed, session.benchmark.name, *key)
-        state.output = await get_model().generate(state.messages, config=GenerateConfig(seed=seed, cache=False))
-        answer = Answer.from_json((state.output.metadata or {})[model_api.ANSWER])
+        model = get_model()
+        state.output = await model.generate(state.messages, config=GenerateConfig(seed=seed, cache=False))
+        assert isinstance(model.api, model_api.EndpointApi)
+        answer = model.api.take(seed)
         if answer.seed != seed:
             raise EngineError(f"server: the answer was drawn with seed {answer.seed}, expected {seed}, which was sent")
         work.keep(key, answer)

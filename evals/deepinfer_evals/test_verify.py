@@ -151,7 +151,7 @@ def _certificate(path: Path, **change: Any) -> Path:
 def test_a_healthy_server_passes_the_doctor(
     command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with FakeServer(delay_s=0.02) as server:
+    with FakeServer(delay_s=0.1) as server:
         line = ("doctor", "--base-url", server.base_url)
         assert command(*line, "--certificate", _certificate(tmp_path / "c.json")) == 0
         text = capsys.readouterr().out
@@ -181,7 +181,7 @@ def test_a_server_that_breaks_the_promise_fails_the_doctor(
     server.mistake = lambda text: text + str(server.in_flight > 1)
     assert server.provenance is not None
     server.provenance["batch_invariant"] = False
-    with FakeServer(delay_s=0.02) as slow:
+    with FakeServer(delay_s=0.2) as slow:
         slow.mistake = lambda text: text + str(slow.most_in_flight > 1)
         assert command("doctor", "--base-url", slow.base_url) == 1
         assert "FAIL  the same among" in capsys.readouterr().out

@@ -99,6 +99,7 @@ def killed_run(server: FakeServer, line: Sequence[str], out: Path, samples: int,
         kills: how often.
         seed: of the moments.
     """
+    assert not out.exists(), f"{out} is there, expected a run that nobody began"
     moments = random.Random(seed)
     folder = RunFolder(out)
     before: list[dict[str, Any]] = []
@@ -178,6 +179,8 @@ def _main() -> int:
             f"{found['shared_samples']} samples identical, {found['verdicts_moved']} verdicts moved; "
             f"{found['conclusion']}"
         )
+        if not arguments.kills:
+            return 0
         begin_s = time.monotonic()
         with Relay(server.base_url) as relay:
             rows, out = arguments.dir / "rows", arguments.dir / "killed"
