@@ -66,7 +66,7 @@ ROWS: tuple[Row, ...] = (
     _row("F24", "prefill pacing", NOT_BUILT, "vLLM mixes prefill and decode in one step", VLLM),
     _row("F25", "prefill context cap", NOT_BUILT, "--max-num-batched-tokens bounds a step"),
     _row("F26", "request encoding", ON, "vLLM's deepseek_v41 tokenizer mode; user text can form control tokens", VLLM),
-    _row("F27", "evaluation and sweep", NOT_BUILT, "vllm bench serve works"),
+    _row("F27", "evaluation and sweep", ON, "python -m deepinfer_evals; a sweep is left to vllm bench serve"),
     _row(
         "F28",
         "kernel cache root",

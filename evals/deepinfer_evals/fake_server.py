@@ -57,6 +57,7 @@ class FakeServer:
         self.provenance: dict[str, Any] | None = json.loads(json.dumps(PROVENANCE))
         self.mistake: Callable[[str], str] = str
         self.has_witness = True
+        self.seed_error = 0  # added to the seed that an answer names
         self.failures_after = (0, 0)  # from this request on, so many answers are 503
         self._delay_s = delay_s
         self._lock = threading.Lock()
@@ -97,6 +98,7 @@ class FakeServer:
             same = "yes" if judged["text"].strip().endswith(judged["gold"]) else "no"
             return 200, _body(request, f"final answer: {judged['text'].strip()[-9:]}\nsame: {same}", "stop", [1], [2])
         body = self._drawn(request, prompt)
+        body["seed"] += self.seed_error
         if not self.has_witness:
             body["choices"][0].pop("witness", None)
         return 200, body

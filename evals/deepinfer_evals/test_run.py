@@ -125,6 +125,31 @@ def test_a_busy_server_is_asked_again_and_a_dead_one_leaves_the_run_to_be_contin
         assert _run(command, server, rows, tmp_path / "a", "--limit", 6)["num_answers"] == 6 * EPOCHS
 
 
+def test_an_answer_drawn_with_another_seed_is_not_kept(
+    command: Command, server: FakeServer, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.seed_error = 1
+    line = ("run", "aime2026", "--base-url", server.base_url, "--data-dir", rows, "--out", tmp_path / "a", "--limit", 2)
+    assert command(*line) == 1
+    assert RunFolder(tmp_path / "a").answers() == {}
+    assert "was drawn with seed" in capsys.readouterr().out
+    server.seed_error = 0
+    assert command(*line) == 0
+
+
+def test_a_report_says_what_it_leaves_out_and_whose_grader_it_is(
+    command: Command, server: FakeServer, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "a"
+    assert _run(command, server, rows, out, "--limit", 5)["grader_is_the_runs"]
+    text = (out / "report.md").read_text(encoding="utf-8")
+    assert "Only 5 of the benchmark's 30 questions" in text
+    assert "prompts, sampling details and graders are not public" in text
+    monkeypatch.setattr("deepinfer_evals.report.grader_hash", lambda name: name)
+    assert command("report", out) == 0
+    assert "The grader is not the one of the run" in (out / "report.html").read_text(encoding="utf-8")
+
+
 def test_a_server_without_witness_gives_the_same_hashes(
     command: Command, server: FakeServer, rows: Path, tmp_path: Path
 ) -> None:
