@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
-from typing import NoReturn
 
 from deepinfer_evals import compare, doctor, report, run_command, verify
 from deepinfer_kernels.errors import DeepInferError
@@ -42,10 +41,10 @@ def main(arguments: list[str] | None = None) -> int:
         return 130
 
 
-def _interrupt(number: int, frame: object) -> NoReturn:
-    """Being asked to end is handled as Ctrl-C is: children are stopped, results are kept."""
+def _interrupt(number: int, frame: object) -> None:
+    """Being asked to end is handled as Ctrl-C is, by whoever handles that now: a running event loop, or Python."""
     del number, frame
-    raise KeyboardInterrupt
+    signal.raise_signal(signal.SIGINT)
 
 
 if __name__ == "__main__":

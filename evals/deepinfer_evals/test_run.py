@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +163,26 @@ def test_a_server_without_witness_gives_the_same_hashes(
     second = _run(command, server, rows, tmp_path / "b")
     assert second["answers_hash"] == first["answers_hash"]
     assert second["manifest_hash"] != first["manifest_hash"]
+
+
+@pytest.mark.slow
+def test_interrupts_keep_what_is_finished_and_say_so(rows: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with FakeServer(delay_s=0.3) as server:
+        words = ("run", "aime2026", "--base-url", server.base_url, "--data-dir", rows, "--out", out, "--concurrency", 2)
+        line = [sys.executable, "-m", "deepinfer_evals", *map(str, words), "--epochs", "20"]
+        finished = 0
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+                while len(read_lines(out / "answers.jsonl")) < finished + 3:
+                    time.sleep(0.05)
+                process.send_signal(number)
+                error = process.communicate(timeout=120)[1]
+            assert process.returncode == 130
+            assert error.splitlines() == ["stopped; finished answers are kept, the same command continues"]
+            finished = len(RunFolder(out).answers())
+    seeds = [request["seed"] for request in server.requests if request["max_tokens"] > 1]
+    assert len(set(seeds)) <= len(seeds) <= len(set(seeds)) + 2  # those in flight at the first interrupt
 
 
 @pytest.mark.slow
