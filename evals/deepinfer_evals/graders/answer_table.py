@@ -26,6 +26,7 @@ INTEGERS: tuple[tuple[str, str, str, Outcome], ...] = (
     ("fbox", r"\fbox{42}", "42", C),
     ("unclosed box", r"the answer: \boxed{42", "42", N),
     ("empty box", r"I cannot fill \boxed{}", "42", N),
+    ("echo of the instructions", r"I work it out, then finish with the answer inside \boxed{}.", "42", N),
     ("empty box after a full one", r"\boxed{42} as in \boxed{}", "42", C),
     ("leading zero", r"\boxed{042}", "42", C),
     ("leading zeros of zero", r"\boxed{000}", "0", C),
