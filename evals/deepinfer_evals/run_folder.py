@@ -15,6 +15,8 @@ from deepinfer_evals.manifest import Manifest, differences
 from deepinfer_plugin.errors import InputError
 
 SHOWN = 8
+# What a session that was killed at its start can leave: the log of its own server, and prompts.
+BEFORE_THE_MANIFEST = {"server.log", "prompts.jsonl", "prompts.jsonl.partial", "manifest.json.partial"}
 
 Key = tuple[str, int]  # question id, epoch from 1
 
@@ -89,7 +91,7 @@ class RunFolder:
         if (self.path / "manifest.json").exists():
             self._require_equal(self.manifest(), manifest)
             return True
-        if any(self.path.iterdir()) and not (self.path / "prompts.jsonl").exists():
+        if {path.name for path in self.path.iterdir()} - BEFORE_THE_MANIFEST:
             raise InputError(f"run folder: --out {self.path} holds other files, expected an empty or a run's folder")
         lines = "".join(json.dumps(asdict(question)) + "\n" for question in questions)
         _write_whole(self.path / "prompts.jsonl", lines)

@@ -280,6 +280,17 @@ def test_bad_words_end_in_one_error(
     assert not (tmp_path / "a" / "answers.jsonl").exists()
 
 
+def test_a_session_that_ended_before_its_manifest_is_begun_again(
+    command: Command, server: FakeServer, rows: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "a"
+    out.mkdir()
+    for name in ("server.log", "prompts.jsonl", "manifest.json.partial"):
+        (out / name).write_text("{", encoding="utf-8")
+    assert command("run", "aime2026", "--base-url", server.base_url, "--data-dir", rows, "--out", out) == 0
+    assert len(RunFolder(out).questions()) == 12
+
+
 def test_a_folder_of_something_else_is_left_alone(
     command: Command, server: FakeServer, rows: Path, tmp_path: Path
 ) -> None:
