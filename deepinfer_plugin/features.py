@@ -61,12 +61,7 @@ ROWS: tuple[Row, ...] = (
     _row("F24", "prefill pacing", NOT_BUILT, "vLLM mixes prefill and decode in one step", VLLM),
     _row("F25", "prefill context cap", ON, "context_cap of a request; --max-num-batched-tokens bounds a step", REQUEST),
     _row("F26", "request encoding", ON, "deepseek-recipe's rendering; text of messages never forms control tokens"),
-    _row(
-        "F27",
-        "evaluation and sweep",
-        ON,
-        "python -m deepinfer_plugin bench sweep; evaluations have a program of their own",
-    ),
+    _row("F27", "evaluation and sweep", ON, "python -m deepinfer_evals; python -m deepinfer_plugin bench sweep"),
     _row(
         "F28",
         "kernel cache root",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import re
 import shutil
@@ -24,6 +25,7 @@ from deepinfer_plugin.errors import EngineError
 HOST = "127.0.0.1"
 POLL_S = 0.25
 STOP_S = 30.0
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 TAIL_LINES = 12
 ERROR_LINE = re.compile(r"(?:^|\] )((?:\w+\.)*\w*(?:Error|Exception): .*)$")
 
@@ -33,6 +35,11 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
+
+
+def _end_with_parent() -> None:
+    """Let Linux ask this process to end when the one that started it is killed and cannot stop it any more."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def vllm_command() -> list[str]:
@@ -66,6 +73,7 @@ class Server:
                 stderr=subprocess.STDOUT,
                 env=envs.child_environment(),
                 start_new_session=True,  # its own process group, so that all of it can be stopped
+                preexec_fn=_end_with_parent,
             )
         return self
 

@@ -70,6 +70,27 @@ def test_a_healthy_server_is_waited_for_and_leaves_nothing_behind(
     assert "waiting for health" in capsys.readouterr().out
 
 
+PARENT = """
+import sys, time
+from pathlib import Path
+from deepinfer_plugin.cli import server
+server.vllm_command = lambda: [sys.executable, "-c", "import time; time.sleep(600)"]
+with server.Server(Path("."), Path(sys.argv[1]) / "log", 1, ()) as running:
+    (Path(sys.argv[1]) / "pid").write_text(str(running.pid))
+    time.sleep(600)
+"""
+
+
+def test_a_server_ends_when_its_program_is_killed(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path)]) as parent:
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+            time.sleep(0.05)
+        pid = int((tmp_path / "pid").read_text())
+        assert is_running(pid)
+        parent.kill()
+    assert ends(pid)
+
+
 def test_a_server_that_dies_is_reported_with_its_first_error_and_its_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ from deepinfer_plugin.model.weights import check_checkpoint, check_tokenizer
 from deepinfer_plugin.replay.settings import ENCODER_VARIABLE, MODE_VARIABLE, ReplaySettings
 from deepinfer_plugin.sampling import front_end
 from deepinfer_plugin.settings import Settings
+from deepinfer_plugin.worker import live_code
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig as EngineModelConfig
@@ -61,6 +62,8 @@ class DeepseekV41Checks(DeepseekV4ForCausalLMConfig):
         trigger.install()
         require_xgrammar(vllm_config)
         limit_grammar_cache(Settings.from_envs())
+        if not vllm_config.parallel_config.worker_extension_cls:  # a user's own, as reinforcement learning needs, stays
+            vllm_config.parallel_config.worker_extension_cls = live_code.CLASS_PATH
         compilation = vllm_config.compilation_config
         has_graphs = current_platform.is_cuda() and not vllm_config.model_config.enforce_eager
         compilation.cudagraph_mode = graph_mode(compilation.cudagraph_mode, has_graphs=has_graphs)

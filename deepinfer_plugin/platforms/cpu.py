@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-from deepinfer_plugin import nesting_middleware, witness
+from deepinfer_plugin import nesting_middleware, provenance_endpoint, witness
 from deepinfer_plugin.platforms.served import serves_our_model
 from deepinfer_plugin.sampling import seed_middleware
 
@@ -43,10 +43,11 @@ class DeepInferCpuPlatform(CpuPlatform):
 
     @classmethod
     def pre_register_and_update(cls, parser: "FlexibleArgumentParser | None" = None) -> None:
-        """Let a server return seeds and witnesses; without an answer of our model the middleware does nothing."""
+        """Let a server return seeds, witnesses and its provenance; answers of other models stay as they are."""
         seed_middleware.add_to_server(parser)
         witness.add_to_server(parser)
         nesting_middleware.add_to_server(parser)
+        provenance_endpoint.add_to_server(parser)
 
     @classmethod
     def check_and_update_config(cls, vllm_config: "VllmConfig") -> None:

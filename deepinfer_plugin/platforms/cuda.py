@@ -1,10 +1,10 @@
-"""vLLM's CUDA platform with what it has no other hook for: seeds and witnesses of a server, scores of prompts."""
+"""vLLM's CUDA platform with what it has no other hook for: what a server returns beside answers, scores of prompts."""
 
 from typing import TYPE_CHECKING
 
 from vllm.platforms.cuda import CudaPlatform
 
-from deepinfer_plugin import nesting_middleware, witness
+from deepinfer_plugin import nesting_middleware, provenance_endpoint, witness
 from deepinfer_plugin.platforms.served import serves_our_model
 from deepinfer_plugin.sampling import seed_middleware
 
@@ -21,11 +21,12 @@ class DeepInferCudaPlatform(CudaPlatform):
 
     @classmethod
     def pre_register_and_update(cls, parser: "FlexibleArgumentParser | None" = None) -> None:
-        """Let a server return seeds and witnesses; without an answer of our model the middleware does nothing."""
+        """Let a server return seeds, witnesses and its provenance; answers of other models stay as they are."""
         super().pre_register_and_update(parser)
         seed_middleware.add_to_server(parser)
         witness.add_to_server(parser)
         nesting_middleware.add_to_server(parser)
+        provenance_endpoint.add_to_server(parser)
 
     @classmethod
     def check_and_update_config(cls, vllm_config: "VllmConfig") -> None:
