@@ -38,7 +38,12 @@ SCENES = [(key, arithmetic) for key in KEYS for arithmetic in ARITHMETICS if _ca
 
 def _request(one: ReplayCase) -> Request:
     tokens = tuple(one.case.tokens.tolist())
-    return Request(name=one.case.label, tokens=tokens[: one.case.num_prompt], forced=tokens[one.case.num_prompt :])
+    return Request(
+        name=one.case.label,
+        tokens=tokens[: one.case.num_prompt],
+        forced=tokens[one.case.num_prompt :],
+        sampling={"skip_reading_prefix_cache": one.hit == 0},  # the cold prompts begin alike
+    )
 
 
 def _actions(cases: list[ReplayCase]) -> list[Action]:

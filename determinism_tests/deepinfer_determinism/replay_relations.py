@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from deepinfer_determinism.relations import BY_NAME, Relation, Setting, alone
+from deepinfer_determinism.relations import BY_NAME, SMALL_BLOCKS, Relation, Setting, alone
 from deepinfer_determinism.schedule import Schedule
 from deepinfer_determinism.workload import PAGES, Workload
 from deepinfer_plugin.replay.settings import ENCODER_VARIABLE, KEEP_VARIABLE, MODE_VARIABLE
@@ -74,5 +74,7 @@ def variables(checkpoint: str, encoder: str) -> Mapping[str, str]:
 
 
 def _with_replay(schedule: Schedule, name: str, encoder: str, setting: Setting) -> Schedule:
-    run = replace(schedule.run, name=name, variables=variables(setting.checkpoint, encoder))
+    # a segment is a multiple of the block, and short here
+    flags = schedule.run.flags if encoder == "exact" else (*schedule.run.flags, SMALL_BLOCKS)
+    run = replace(schedule.run, name=name, flags=flags, variables=variables(setting.checkpoint, encoder))
     return replace(schedule, run=run)

@@ -105,25 +105,31 @@ def _triple_schedules(policy: str, depth: str, seed: int, setting: Setting) -> l
             Action(add=tuple(cut for cut, _ in wave)),
             Action(add=tuple(request for _, request in wave)),
         ]
-    schedules = [make_schedule(f"cold {policy}", cold, setting, (NO_CACHE, "--max-num-batched-tokens=8192"), variables)]
+    schedules = [
+        make_schedule(
+            f"cold {policy}", cold, setting, (NO_CACHE, SMALL_BLOCKS, "--max-num-batched-tokens=8192"), variables
+        )
+    ]
     for budget in BUDGETS[depth]:
         flags = (SMALL_BLOCKS, f"--max-num-batched-tokens={budget}", "--max-num-seqs=16")
         schedules.append(make_schedule(f"warm {policy} {budget}", warm, setting, flags, variables))
     return schedules
 
 
-@pytest.fixture(scope="module")
-def triples(setting: Setting, depth: str, workload_seed: int, device: str) -> Results:
-    schedules = [one for policy in POLICIES for one in _triple_schedules(policy, depth, workload_seed, setting)]
-    return run_all(schedules, device)
+@pytest.fixture(scope="module", params=POLICIES)
+def triples(
+    request: pytest.FixtureRequest, setting: Setting, depth: str, workload_seed: int, device: str
+) -> tuple[str, Results]:
+    """A policy, and its engines."""
+    return request.param, run_all(_triple_schedules(request.param, depth, workload_seed, setting), device)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_hit_equals_a_miss_whatever_the_chunks(policy: str, depth: str, triples: Results) -> None:
-    cold = triples[f"cold {policy}"].requests
+def test_a_hit_equals_a_miss_whatever_the_chunks(depth: str, triples: tuple[str, Results]) -> None:
+    policy, found = triples
+    cold = found[f"cold {policy}"].requests
     compared = hits = chunked = 0
     for budget in BUDGETS[depth]:
-        for name, warm in triples[f"warm {policy} {budget}"].requests.items():
+        for name, warm in found[f"warm {policy} {budget}"].requests.items():
             if name not in cold:
                 continue
             compared += 1
@@ -134,5 +140,5 @@ def test_a_hit_equals_a_miss_whatever_the_chunks(policy: str, depth: str, triple
     assert compared == TRIPLES[depth]
     assert hits > compared // 10
     assert chunked > compared // 4
-    lengths = {warm.facts.num_cached_tokens for warm in triples[f"warm {policy} {BUDGETS[depth][0]}"].requests.values()}
+    lengths = {warm.facts.num_cached_tokens for warm in found[f"warm {policy} {BUDGETS[depth][0]}"].requests.values()}
     assert {0, 2 * PAGES[0]} <= lengths
