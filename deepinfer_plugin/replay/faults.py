@@ -14,8 +14,10 @@ from unittest import mock
 
 import torch
 
+from deepinfer_kernels.hc_norm import SublayerInput
 from deepinfer_plugin.engine_child.faults import Calls
 from deepinfer_plugin.model.attention import Attention
+from deepinfer_plugin.model.hyper_connection import Mix
 from deepinfer_plugin.model.step import Step
 from deepinfer_plugin.replay import window
 from deepinfer_plugin.replay.plan import plan_step
@@ -31,10 +33,12 @@ def decoder_rows_counted() -> Iterator[Calls]:
     count = Calls()
     original = Attention.forward
 
-    def forward(self: Attention, x: torch.Tensor, step: Step | None, *args: Any) -> Any:
+    def forward(
+        self: Attention, given: SublayerInput, streams: torch.Tensor, mix: Mix, step: Step | None, *args: Any
+    ) -> Any:
         if step is not None and self.ratio == 1:  # in these models the decoder's layers and no other
-            count.calls += x.shape[0]
-        return original(self, x, step, *args)
+            count.calls += given.x.shape[0]
+        return original(self, given, streams, mix, step, *args)
 
     with mock.patch.object(Attention, "forward", forward):
         yield count

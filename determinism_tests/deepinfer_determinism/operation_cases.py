@@ -33,6 +33,7 @@ from deepinfer_kernels import (
     rope,
     sample_tokens,
     sampling_noise,
+    sum_smaller_probs,
     swiglu,
 )
 from deepinfer_kernels.engram_gate.reference import make_inputs as engram_gate_inputs
@@ -130,6 +131,12 @@ def _hash(n: int, variant: str, g: torch.Generator, device: str) -> tuple[Tensor
 def _token_ids(n: int, variant: str, g: torch.Generator, device: str) -> tuple[Tensors, Sequence[str]]:
     logits = log_softmax_inputs(n, 1100, g, device)
     return named("logits ids", "logits ids", (logits, torch.randint(0, 1100, (n, 5), generator=g).to(device)))
+
+
+def _one_id(n: int, variant: str, g: torch.Generator, device: str) -> tuple[Tensors, Sequence[str]]:
+    vocab_size = _VOCABULARY[variant]
+    logits = log_softmax_inputs(n, vocab_size, g, device)
+    return named("logits ids", "logits ids", (logits, torch.randint(0, vocab_size, (n,), generator=g).to(device)))
 
 
 def _numbers(n: int, variant: str, g: torch.Generator, device: str) -> tuple[Tensors, Sequence[str]]:
@@ -301,6 +308,13 @@ DENSE: tuple[Operation, ...] = (
         "sample_tokens.top_tokens",
         lambda n, _, g, d: named(_SAMPLE_NAMES, _SAMPLE_NAMES, sample_tokens_inputs(n, 65, g, d)),
         lambda t, _: sample_tokens.top_tokens(t["logits"], 7),
+    ),
+    operation(
+        "sum_smaller_probs.sum_smaller_probs",
+        _one_id,
+        lambda t, _: sum_smaller_probs.sum_smaller_probs(t["logits"], t["ids"]),
+        variants=tuple(_VOCABULARY),
+        sizes_of={"wide": _AT_ONCE},
     ),
     operation("sampling_noise.random_words", _numbers, _noise(sampling_noise.random_words)),
     operation("sampling_noise.gumbel_noise", _numbers, _noise(sampling_noise.gumbel_noise)),

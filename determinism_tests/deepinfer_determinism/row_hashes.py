@@ -110,6 +110,8 @@ class Recorder:
     is_suspended: bool = False
     _stack: list[str] = field(default_factory=list)
     _seen: dict[str, int] = field(default_factory=dict)  # key -> times written in this step
+    _order: list[str] = field(default_factory=list)  # keys as a whole step writes them
+    _last: str | None = None  # the key written before, in this step
     _by_rows: dict[int, list[str]] = field(default_factory=dict)  # rows of a captured graph -> its keys
     _held: _Buffer | None = None  # rows of the target's operation, as this step, or a captured graph, writes them
     _held_by_rows: dict[int, _Buffer] = field(default_factory=dict)
@@ -195,6 +197,9 @@ class Recorder:
         if buffer is None:
             values = torch.zeros(max(self._max_rows, expected), dtype=torch.int64, device=result.device)
             buffer = self.buffers[key] = _Buffer(values, domain)
+            # a run that only measures memory leaves operations out: a new one belongs behind its predecessor
+            self._order.insert(len(self._order) if self._last is None else self._order.index(self._last) + 1, key)
+        self._last = key
         buffer.values[:expected].copy_(row_hash(result, operation=operation))
         self.calls += 1
         if self.target is not None and self.captured is None and key == self.target.operation:
@@ -203,7 +208,7 @@ class Recorder:
     def _start(self, num_rows: int, max_rows: int) -> None:
         self._num_rows, self._max_rows = num_rows, max_rows
         self._num_logits = self._logits_calls = 0
-        self._seen, self._held = {}, None
+        self._seen, self._held, self._last = {}, None, None
 
     def _hold(self, result: torch.Tensor, domain: str) -> None:
         """Copy the rows into a buffer that outlives the step; a graph repeats the copy."""
@@ -227,7 +232,7 @@ class Recorder:
 
     def save(self, out: Path) -> None:
         """Write rows and hashes; -1 columns of ``present`` are False where an operation did not compute a row."""
-        keys = list(self.buffers)
+        keys = self._order
         column = {key: index for index, key in enumerate(keys)}
         hashes = np.zeros((len(self.found), len(keys)), dtype=np.int64)
         present = np.zeros((len(self.found), len(keys)), dtype=np.bool_)
@@ -247,7 +252,7 @@ class RowHashes:
     """What a probe has written.
 
     Attributes:
-        operations: in the order in which they first ran.
+        operations: in the order of a step.
         rows: in the order in which they were computed.
         hashes: [num_rows, num_operations] int64.
         present: same shape; whether the operation computed the row.

@@ -295,6 +295,12 @@ THRESHOLDS: tuple[Threshold, ...] = (
         sides=_sampled_at_once,
     ),
     Threshold(
+        name="rows summed at once",
+        function=f"{KERNELS}.sum_smaller_probs.reference:sum_smaller_probs_reference",
+        value=f"rows > SAMPLING_ELEMENTS ({tiling.SAMPLING_ELEMENTS}) / vocab_size, rounded up",
+        sides=_sampled_at_once,
+    ),
+    Threshold(
         name="logits processed",
         function="deepinfer_plugin.sampling.sampler:DeepInferSampler.apply_sampling_params",
         value="a request of the step asks for processing",
@@ -359,6 +365,8 @@ THRESHOLDS: tuple[Threshold, ...] = (
 )
 
 _STREAM = "on which stream of a GPU the same launches run"
+_UNUSED = "a shortcut where no row of the step asks for it; a row that does not ask keeps its logits on either side"
+_WARM_UP = "sizes compiled at start, on rows of nobody"
 _NO_ROWS = "an empty call does nothing; no step of an engine is empty"
 
 # Places where what looks like a choice by a batch quantity is none: file and function to the reason.
@@ -369,6 +377,15 @@ REVIEWED: Mapping[str, str] = {
     "deepinfer_kernels/log_softmax/reference.py: _largest_and_log_sum": "the vocabulary, fixed by the checkpoint",
     "deepinfer_kernels/sparse_attention/reference.py: _attend": "window and index_topk, fixed by the checkpoint",
     "deepinfer_kernels/engram_hash/layout.py: _draw_primes": "the configuration, at start-up",
+    "deepinfer_plugin/model/flash.py: DeepseekV41ForCausalLM._decode": "the step keeps no row",
+    "deepinfer_plugin/sampling/extra_states.py: Blacklist.apply": _UNUSED,
+    "deepinfer_plugin/sampling/extra_states.py: ForcedTopK.apply": _UNUSED,
+    "deepinfer_plugin/sampling/extras.py: _range": "the text of a parameter",
+    "deepinfer_plugin/sampling/extras.py: _short": "the text of an error",
+    "deepinfer_plugin/sampling/sums.py: take_column": "whether the request asked for the sums",
+    "deepinfer_plugin/worker/warm_up.py: warm_passes": _WARM_UP,
+    "deepinfer_plugin/worker/warm_up.py: run_passes": _WARM_UP,
+    "deepinfer_plugin/worker/warm_up.py: _forward": _WARM_UP,
     "deepinfer_plugin/model/side_stream.py: SideStream.fork": _STREAM,
     "deepinfer_plugin/model/side_stream.py: SideStream.join": _STREAM,
     "deepinfer_plugin/model/weights.py: parameter_specs": "the checkpoint, at start-up",
