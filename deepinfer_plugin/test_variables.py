@@ -9,6 +9,7 @@ import pytest
 
 from deepinfer_plugin import envs, variables
 from deepinfer_plugin.errors import SettingError
+from deepinfer_plugin.replay.settings import EncoderPolicy
 from deepinfer_plugin.value_kinds import FLAG
 from deepinfer_plugin.variables import VARIABLES
 
@@ -58,10 +59,24 @@ BOUNDS: dict[str, tuple[Mapping[str, object], tuple[str, ...]]] = {
         {word: word for word in ("off", "mask", "compact")},
         ("", "0", "on", "Mask", "compact,mask"),
     ),
-    "DEEPINFER_YOCO_PREFILL_KEEP_TOKENS": ({"0": 0, "134": 134, "140": 140}, ("-1", *NOT_INTEGERS)),
+    "DEEPINFER_YOCO_PREFILL_KEEP_TOKENS": ({"1": 1, "134": 134, "140": 140}, ("0", "-1", *NOT_INTEGERS)),
     "DEEPINFER_MAX_BACKTRACKING_TOKENS": ({"0": 0, "6": 6}, ("-1", *NOT_INTEGERS)),
+    "DEEPINFER_ENCODER_REPLAY": (
+        {
+            "exact": EncoderPolicy(),
+            "bounded": EncoderPolicy(kind="bounded"),
+            "segment:1": EncoderPolicy(kind="segment", segment=1),
+            "segment:999999999": EncoderPolicy(kind="segment", segment=999999999),
+        },
+        ("", "off", "exact:", "segment", "segment:", "segment:0", "segment:-1", "segment:1000000000", "segment:٣"),
+    ),
+    "DEEPINFER_ALLOW_APPROXIMATE_REPLAY": (FLAGS, ()),
     "DEEPINFER_ZERO_OVERHEAD_SCHEDULING": (FLAGS, ()),
     "DEEPINFER_XGRAMMAR_TIMEOUT": ({"1": 1, "20": 20}, ("0", "-1", *NOT_INTEGERS)),
+    "DEEPINFER_XGRAMMAR_CACHE_LIMIT_BYTES": (
+        {"-1": -1, "0": 0, "10737418240": 10737418240},
+        ("-2", "10737418241", *NOT_INTEGERS),
+    ),
     "DEEPINFER_ENGRAM_FORCE_GPU_STORAGE": (FLAGS, ()),
     "DEEPINFER_SAMPLER_FORCE_TOPK": ({"0": 0, "1": 1, "50": 50}, ("-1", *NOT_INTEGERS)),
     "DEEPINFER_DECODE_TOKEN_BLACKLIST": (
