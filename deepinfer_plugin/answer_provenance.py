@@ -15,14 +15,12 @@ from typing import Any
 
 from deepinfer_plugin import provenance, variables
 from deepinfer_plugin.errors import PlatformError, SettingError
-from deepinfer_plugin.features import ON, ROWS
 from deepinfer_plugin.platforms.capabilities import Capabilities
 from deepinfer_plugin.platforms.detect import current_decision
 from deepinfer_plugin.settings import Settings
 
 CERTIFICATE_KIND = "deepinfer determinism certificate"
 WHOLE_HASH_BYTES = 1 << 30  # larger checkpoints would hold up the first answer for minutes
-REPLAY_FEATURES = ("F5", "F7")
 _MAX_HEADER_BYTES = 1 << 27
 
 
@@ -124,13 +122,16 @@ def note(settings: Settings, model: str, revision: str | None = None) -> None:
         raise PlatformError("answer_provenance: DEEPINFER_DISABLE is 1, expected 0; unset it")
     capabilities = Capabilities.from_decision(decision)
     versions = provenance.versions()
-    replays = [row.name for row in ROWS if row.key in REPLAY_FEATURES and row.state == ON]
+    replay = settings.replay
     _NOTED.model, _NOTED.revision = model, revision
     _NOTED.facts = {
         "certificate": certificate_id(settings, capabilities),
         "kernel_set": capabilities.kernel_set,
         "arithmetic": settings.arithmetic.value,
-        "replay": ", ".join(replays) or "none",
+        "replay": {
+            "decoder": f"{replay.mode.value}:{replay.keep_tokens}" if replay.is_on else replay.mode.value,
+            "encoder": str(replay.encoder),
+        },
         "drafts_used": 0,  # F1 is not built: every token is the model's own
         "settings_hash": settings_hash(settings),
         "versions": {name: versions[name] for name in ("deepinfer-plugin", "vllm", "torch", "triton")},

@@ -114,7 +114,7 @@ class Publisher:
     last_s: float = -PUBLISH_EVERY_S
 
     def register(self, metrics: Sequence[Metric], source: Source) -> None:
-        """Add a source.
+        """Add a source, or put it in the place of one with the same metrics: that of an engine which is gone.
 
         Args:
             metrics: what it returns, by name.
@@ -123,6 +123,7 @@ class Publisher:
         Raises:
             SettingError: a name is already registered in this process.
         """
+        self.sources = [(found, before) for found, before in self.sources if found != tuple(metrics)]
         known = {metric.name for metric in METRICS} | {m.name for found, _ in self.sources for m in found}
         for metric in metrics:
             if metric.name in known:

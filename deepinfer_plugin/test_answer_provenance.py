@@ -106,7 +106,16 @@ def test_facts_are_noted_with_the_configuration(checkpoint: Callable[..., Path])
     found = answer_provenance.of_answer(3)
     assert found["seed"] == 3
     assert found["weights"] == weights_identity(model)
-    assert (found["kernel_set"], found["arithmetic"], found["replay"]) == ("reference", "ref", "none")
+    assert (found["kernel_set"], found["arithmetic"]) == ("reference", "ref")
+    assert found["replay"] == {"decoder": "compact:140", "encoder": "exact"}
+    segments = {"DEEPINFER_ENCODER_REPLAY": "segment:256", "DEEPINFER_YOCO_PREFILL_TRUNCATION_MODE": "mask"}
+    for environ, replay in (
+        (segments, {"decoder": "mask:140", "encoder": "segment:256"}),
+        ({"DEEPINFER_YOCO_PREFILL_TRUNCATION_MODE": "off"}, {"decoder": "off", "encoder": "exact"}),
+    ):
+        answer_provenance.note(Settings.from_envs(environ), str(model))
+        assert answer_provenance.facts()["replay"] == replay
+    answer_provenance.note(Settings(), str(model))
     assert found["settings_hash"] == settings_hash(Settings())
     json.dumps(found)
 

@@ -15,6 +15,7 @@ import pytest
 from deepinfer_plugin.answer_provenance import weights_identity
 from deepinfer_plugin.cli.server import Server, free_port
 from deepinfer_plugin.metrics import METRICS, WORKER_METRICS
+from deepinfer_plugin.replay.series import SERIES
 
 MODEL = "nano"
 FLAGS = (
@@ -64,12 +65,8 @@ def test_completion_chat_and_stream_carry_the_same_facts(server: Server, nano: P
     assert (first.pop("seed"), second.pop("seed")) == (3, 4)
     assert first == second
     assert first["weights"] == weights_identity(nano)
-    assert (first["kernel_set"], first["arithmetic"], first["replay"], first["certificate"]) == (
-        "reference",
-        "ref",
-        "none",
-        None,
-    )
+    assert (first["kernel_set"], first["arithmetic"], first["certificate"]) == ("reference", "ref", None)
+    assert first["replay"] == {"decoder": "compact:140", "encoder": "exact"}
     messages = [{"role": "user", "content": PROMPT}]
     chat = json.loads(post(server, "/v1/chat/completions", messages=messages, **ask))
     assert chat["choices"][0]["provenance"] == {"seed": 3, **first}
@@ -95,11 +92,12 @@ def test_the_series_stand_on_vllms_own_endpoint(server: Server) -> None:
     with urllib.request.urlopen(f"{server.base_url}/metrics", timeout=60) as answer:
         text = answer.read().decode()
     value = {name: float(number) for name, number in re.findall(r"^(deepinfer_\w+)(?:\{.*\})? (\S+)$", text, re.M)}
-    seen = {metric.name for metric in (*METRICS, *WORKER_METRICS)}
+    seen = {metric.name for metric in (*METRICS, *WORKER_METRICS, *SERIES)}
     # 128 steps with tokens make the first figure of balance; there may be fewer here
     assert seen - set(value) <= {"deepinfer_moe_lb_ratio"}
     assert value["deepinfer_steps_total"] >= 50
     assert value["deepinfer_forward_rows_total"] >= 40
+    assert value["deepinfer_replay_decoder_rows_total"] >= 40
     assert value["deepinfer_generation_tokens_per_second"] > 0
     [info] = [line for line in text.splitlines() if line.startswith("deepinfer_info{")]
     assert 'kernel_set="reference"' in info

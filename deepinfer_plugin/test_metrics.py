@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from deepinfer_plugin import answer_provenance, envs, metrics
 from deepinfer_plugin.errors import SettingError
 from deepinfer_plugin.metrics import METRICS, WORKER_METRICS, Metric, MoeBalance, PublishedFigures, Publisher
+from deepinfer_plugin.replay import counters, series
 
 HITS = Metric(name="deepinfer_x_hits_total", kind="counter", meaning="hits")
 SIZE = Metric(name="deepinfer_x_size_bytes", kind="gauge", meaning="size")
@@ -53,7 +55,15 @@ def test_a_name_is_registered_once() -> None:
     publisher.register([HITS], lambda: {HITS.name: 1})
     for taken in (HITS, METRICS[0]):
         with pytest.raises(SettingError, match=f"{taken.name} is registered twice"):
-            publisher.register([taken], dict)
+            publisher.register([taken, SIZE], dict)
+    publisher.register([HITS], lambda: {HITS.name: 2})  # the next engine of the process
+    assert [source() for _, source in publisher.sources] == [{HITS.name: 2}]
+
+
+def test_replay_hands_over_its_counts() -> None:
+    assert {metric.name for metric in series.SERIES} == set(series.figures())
+    counts = set(asdict(counters.snapshot())) - {"steps", "rows"}  # those are ours and vLLM's already
+    assert {name.removeprefix("deepinfer_replay_").removesuffix("_total") for name in series.figures()} == counts
 
 
 def test_figures_of_several_processes_meet_at_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +196,7 @@ def test_every_series_of_the_dashboard_exists() -> None:
     board = json.loads(text)
     expressions = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
     asked = {name for text in expressions for name in re.findall(r"[a-z]+_[a-z_]+(?=\{)", text)}
-    known = {metric.name for metric in (*METRICS, *WORKER_METRICS)}
+    known = {metric.name for metric in (*METRICS, *WORKER_METRICS, *series.SERIES)}
     assert len(asked) > 8
     assert asked - known == set()
     assert known - asked == set()  # and none is left out

@@ -109,8 +109,9 @@ CASES: list[Case] = [
     *both("F4", "DEEPINFER_DECODE_PERF_CACHE_DIR", "", "/tmp/curves"),
     *both("F4", "DEEPINFER_DECODE_PERF_CACHE_TTL_SEC", "3600", "0"),
     *both("F5", "DEEPINFER_YOCO_PREFILL_TRUNCATION_MODE", "off", "maybe"),
-    *both("F6", "DEEPINFER_YOCO_PREFILL_KEEP_TOKENS", "0", "-1"),
+    *both("F6", "DEEPINFER_YOCO_PREFILL_KEEP_TOKENS", "1", "0"),
     *both("F6", "DEEPINFER_MAX_BACKTRACKING_TOKENS", "0", "-1"),
+    *both("F7", "DEEPINFER_ENCODER_REPLAY", "segment:1", "segment:0"),
     # F8
     Case(row="F8", variables={ZERO: "0"}, result={"async_scheduling": False}),
     Case(row="F8", variables={ZERO: "1"}, result={"async_scheduling": None}),
@@ -127,7 +128,9 @@ CASES: list[Case] = [
         for text in ("0", "1")
         for flag in (True, False)
     ),
-    *both("F11", "DEEPINFER_XGRAMMAR_TIMEOUT", "20", "0"),
+    *both("F11", "DEEPINFER_XGRAMMAR_TIMEOUT", "1", "0"),
+    *both("F11", "DEEPINFER_XGRAMMAR_CACHE_LIMIT_BYTES", "-1", "-2"),
+    *both("F11", "DEEPINFER_XGRAMMAR_CACHE_LIMIT_BYTES", "10737418240", "10737418241"),
     *(
         case
         for family, row in (("EXPERT_X", "F13"), ("OVERRIDE_NUM_EXTRA_EXPERTS", "F13"), ("PROFILE_HTTP_PORT", "F23"))
@@ -155,16 +158,15 @@ CASES: list[Case] = [
 ]
 # Rows whose bounds are an engine option's, a config field's or a request's, and where each is tested on both sides.
 ELSEWHERE = {
-    "F7": "no bound: a switch, which our model's checks turn off",
     "F9": "test_envs, test_register: the variable; test_vllms_switch_must_agree below",
     "F10": "sampling/test_seeds, sampling/test_front_end: 2^64 - 1, 2^64, seed + n",
-    "F12": "not built: no parameter exists",
+    "F12": "grammar/test_so_args: trigger_token_ids, bound_token_id",
     "F14": "test_a_second_device_is_refused below",
     "F16": "model/test_config: use_fp4_sparse_kv",
-    "F20": "scoring/test_score: --decode-from",
+    "F20": "sampling/test_extras: golden_token_ids; scoring/test_score: --decode-from",
     "F21": "not built: no parameter exists",
-    "F26": "encoding",
-    "F27": "scoring/test_offline, bench/test_sweep: their own arguments",
+    "F26": "encoding/test_prompt: effort 1 to 100, roles, images",
+    "F27": "offline/test_inputs, offline/test_resume, bench/test_curves: their own arguments",
 }
 
 

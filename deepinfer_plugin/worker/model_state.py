@@ -19,6 +19,7 @@ from vllm.v1.worker.gpu.sample.sampler import Sampler
 from vllm.v1.worker.gpu.states import RequestState
 
 from deepinfer_plugin import envs, metrics, variables
+from deepinfer_plugin.replay import series
 from deepinfer_plugin.replay.inputs import ReplayInputs
 from deepinfer_plugin.sampling.sampler import DeepInferSampler
 from deepinfer_plugin.settings import Settings
@@ -93,6 +94,7 @@ class DeepInferModelState(DefaultModelState):
         self._rows, self._padding_rows = 0, 0
         self._metrics_folder = envs.metrics_folder()
         metrics.PUBLISHER.register(metrics.WORKER_METRICS, self._figures)
+        metrics.PUBLISHER.register(series.SERIES, series.figures)
 
     def _figures(self) -> dict[str, float]:
         return {metrics.ROWS.name: self._rows, metrics.PADDING_ROWS.name: self._padding_rows}

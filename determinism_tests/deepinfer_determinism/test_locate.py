@@ -114,6 +114,19 @@ def test_a_recorder_names_rows_by_request_and_position(tmp_path: Path) -> None:
     assert found.hashes[1:, 4].tolist() == row_hash(x)[:2].tolist()
 
 
+def test_operations_stand_in_the_order_of_a_step_after_a_run_that_left_some_out(tmp_path: Path) -> None:
+    """A run that measures memory has no caches and skips attention; it comes before the first step."""
+    recorder = Recorder()
+    x = torch.arange(4.0).view(2, 2)
+    for operations in (("norm", "project", "experts"), ("norm", "slots", "attend", "project", "experts", "norm")):
+        recorder.begin_dummy(2, max_rows=16)
+        for operation in operations:
+            recorder.write(operation, x)
+    recorder.save(tmp_path / "rows.npz")
+    found = row_hashes.read(tmp_path / "rows.npz").operations
+    assert found == tuple(f"sampler/{name}" for name in ("norm", "slots", "attend", "project", "experts", "norm#2"))
+
+
 def test_a_graph_that_repeats_the_writes_is_read_too() -> None:
     """What a CUDA graph does: Python writes during capture only, later steps change the buffers alone."""
     recorder = Recorder(target=Target("a", 1, "sampler/captured"))
