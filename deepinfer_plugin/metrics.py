@@ -1,8 +1,8 @@
 """Names and units of our gauges and counters, and how a process hands its figures to the server's ``/metrics``.
 
-vLLM computes in processes of its own. A process there registers a source (``register_source``), a function that returns
-its figures, and calls ``publish`` once a step; at most once a second that writes one small file into a folder which
-the server made. ``PublishedFigures`` reads the folder when ``/metrics`` is asked. Loads neither torch nor vLLM.
+vLLM computes in processes of its own. A process there registers a source (``PUBLISHER.register``), a function that
+returns its figures, and calls ``publish`` once a step; at most once a second that writes one small file into a folder
+which the server made. ``PublishedFigures`` reads the folder when ``/metrics`` is asked. Loads neither torch nor vLLM.
 """
 
 from __future__ import annotations
@@ -155,7 +155,6 @@ class Publisher:
 
 
 PUBLISHER = Publisher()
-register_source = PUBLISHER.register
 
 
 class PublishedFigures:
