@@ -64,7 +64,7 @@ def test_both_sides_get_the_same_room_and_only_what_differs_differs(tmp_path: Pa
 
 def test_our_side_times_what_fits_and_says_what_does_not(checkpoint: CheckpointFixture, tmp_path: Path) -> None:
     cases = (prefill(2, 16), decode(2, 8), decode(9, 1 << 14), decode(1 << 16, 512))
-    engine = {"kv_cache_memory_bytes": 32 << 20, "max_num_batched_tokens": 64, "max_model_len": 2048}
+    engine = {"kv_cache_memory_bytes": 32 << 20, "max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 2048}
     figures = run_side("ours", checkpoint("nano", 0), cases, engine, tmp_path / "log", 600.0)
     assert set(figures.tokens_per_s) == {"prefill 2 x 16", "decode 2 at 8"}, (tmp_path / "log").read_text()[-2000:]
     assert min(figures.tokens_per_s.values()) > 0
