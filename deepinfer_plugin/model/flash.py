@@ -148,7 +148,7 @@ class DeepseekV41ForCausalLM(nn.Module):
         """Compute encoder windows again, for a step whose own rows run in a CUDA graph; within a forward context.
 
         Args:
-            passes: replayed rows only.
+            passes: of the step.
             positions: [num_tokens] int64, of the step.
         """
         metadata = get_forward_context().attn_metadata

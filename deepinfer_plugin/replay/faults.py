@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 
 from deepinfer_kernels.hc_norm import SublayerInput
@@ -20,7 +21,7 @@ from deepinfer_plugin.model.attention import Attention
 from deepinfer_plugin.model.hyper_connection import Mix
 from deepinfer_plugin.model.step import Step
 from deepinfer_plugin.replay import window
-from deepinfer_plugin.replay.plan import plan_step
+from deepinfer_plugin.replay.plan import EncoderPass, StepPlan, plan_step
 from deepinfer_plugin.replay.window import Chunk, ReplayRule
 from deepinfer_plugin.worker import replay_state
 from deepinfer_plugin.worker.model_state import DeepInferModelState
@@ -227,3 +228,33 @@ def hit_without_replay() -> Iterator[Calls]:
 
     with mock.patch.object(window, "is_border", is_border):
         yield count
+
+
+@contextmanager
+def passes_by_request() -> Iterator[Calls]:
+    """Fault: every request begins with the first pass, though it may have hit what another one computes later."""
+    count = Calls()
+    original = ReplayState.inputs
+
+    def inputs(self: ReplayState, plan: StepPlan, *args: Any, **kwargs: Any) -> Any:
+        passes = plan.encoder_passes
+        count.calls += len(passes) > 1
+        return original(self, replace(plan, encoder_passes=_begun_together(passes)), *args, **kwargs)
+
+    with mock.patch.object(ReplayState, "inputs", inputs):
+        yield count
+
+
+def _begun_together(passes: tuple[EncoderPass, ...]) -> tuple[EncoderPass, ...]:
+    """The n-th piece of every request in the n-th pass."""
+    parts: dict[int, list[dict[str, Any]]] = {}
+    for one in passes:
+        for request in sorted(set(one.requests.tolist())):
+            rows = one.requests == request
+            columns = ("source_rows", "requests", "positions", "floors")
+            parts.setdefault(request, []).append({name: getattr(one, name)[rows] for name in columns})
+    longest = max((len(part) for part in parts.values()), default=0)
+    together = [[part[n] for _, part in sorted(parts.items()) if n < len(part)] for n in range(longest)]
+    return tuple(
+        EncoderPass(**{name: np.concatenate([p[name] for p in group]) for name in group[0]}) for group in together
+    )

@@ -38,16 +38,6 @@ class EncoderPass:
         """Rows that are computed for their windows only."""
         return int((self.source_rows < 0).sum())
 
-    def replayed_only(self) -> EncoderPass:
-        """The same without the rows of the step."""
-        rows = self.source_rows < 0
-        return EncoderPass(
-            source_rows=self.source_rows[rows],
-            requests=self.requests[rows],
-            positions=self.positions[rows],
-            floors=self.floors[rows],
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
@@ -124,13 +114,16 @@ def _encoder_passes(chunks: Sequence[Chunk], first_rows: Integers, rule: ReplayR
     cut = [pieces(chunk, rule) for chunk in chunks]
     if all(piece.start == piece.first for part in cut for piece in part):
         return ()  # without a replayed row every request is one piece
+    # A request may hit blocks that another one of the same step fills: vLLM takes them for cached when it allocates
+    # them. Pieces therefore go in the order of the segments that they lie in, over all requests.
+    segment = rule.segment or max(piece.stop for part in cut for piece in part)
     passes = []
-    for number in range(max(len(part) for part in cut)):
+    for number in sorted({piece.first // segment for part in cut for piece in part}):
         source_rows, requests, positions, floors = [], [], [], []
         for request, (chunk, part) in enumerate(zip(chunks, cut, strict=True)):
-            if number >= len(part):
+            piece = next((piece for piece in part if piece.first // segment == number), None)
+            if piece is None:
                 continue
-            piece = part[number]
             position = np.arange(piece.start, piece.stop)
             source_rows.append(np.where(position < piece.first, -1, position - chunk.start + first_rows[request]))
             requests.append(np.full(len(position), request))

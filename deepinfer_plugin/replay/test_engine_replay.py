@@ -83,11 +83,17 @@ def _hits() -> list[Action]:
     for blocks, cut in enumerate(shorter, start=1):
         probe = _probe(200, f"@{blocks}")
         again += [Action(reset_prefix_cache=True), cut, Action(add=(probe,))]
+    again += [Action(reset_prefix_cache=True), *_twins()]
     return [
         Action(add=tuple(_probe(length) for length in LENGTHS)),
         Action(add=tuple(_probe(length, "@hit") for length in LENGTHS)),
         *again,
     ]
+
+
+def _twins() -> list[Action]:
+    """The second of two equal prompts hits, in the same step, the blocks that the first one is about to fill."""
+    return [Action(add=(_probe(131, "@first"), _probe(131, "@second")))]
 
 
 def _runs(model: Path) -> list[EngineRun]:
@@ -127,6 +133,7 @@ def _faulty(model: Path) -> list[EngineRun]:
         _engine("hits_not_limited", model, hits, faults=("hits_not_limited",)),
         _engine("decoder_windows_not_hidden", model, cold, faults=("decoder_windows_not_hidden",)),
         _engine("cached_entries_rewritten", model, hits, encoder=segment, faults=("cached_entries_rewritten",)),
+        _engine("passes_by_request", model, _twins(), encoder=segment, faults=("passes_by_request",)),
         _engine("hit_without_replay", model, hits, encoder=segment, faults=("hit_without_replay",)),
     ]
 
@@ -216,9 +223,11 @@ def test_hits_end_at_the_floor_and_leave_cached_pages_alone(name: str, results: 
         assert cached == max(0, length - KEEP) // BLOCK * BLOCK, length
     lengths = [result.requests[f"p200@{blocks}"].facts.num_cached_tokens for blocks in range(1, 6)]
     assert lengths == [BLOCK * blocks for blocks in range(1, 6)]
+    # small chunks end before the second twin is admitted, so that it finds all that the first one has left
+    assert result.requests["p131@second"].facts.num_cached_tokens == (131 - KEEP) // BLOCK * BLOCK
     kind = {"hits": "exact", "bounded": "bounded"}.get(name, "segment")
     counts = result.facts.replay
-    assert counts[f"{kind}_hits"] == len(LONG) + 5
+    assert counts[f"{kind}_hits"] == len(LONG) + 6
     assert sum(counts[f"{other}_hits"] for other in ("exact", "segment", "bounded")) == counts[f"{kind}_hits"]
     assert result.facts.fault_calls[f"{FAULTS}:cached_pages_hashed"] > 0
     assert (counts["replayed_encoder_rows"] > 0) == (kind != "exact")
@@ -228,7 +237,7 @@ def test_a_bounded_hit_is_another_function(results: Results) -> None:
     wrong = _differing(results, "bounded", "mask")
     assert wrong
     assert all("@" in name for name in wrong)
-    assert results["bounded"].facts.replay["replayed_encoder_rows"] == WINDOW * (len(LONG) + 5)
+    assert results["bounded"].facts.replay["replayed_encoder_rows"] == WINDOW * (len(LONG) + 6)
 
 
 def test_the_path_of_a_graph_was_taken_at_borders(results: Results) -> None:
@@ -246,6 +255,7 @@ def test_the_path_of_a_graph_was_taken_at_borders(results: Results) -> None:
         ("hits_not_limited", "mask"),
         ("decoder_windows_not_hidden", "mask"),
         ("cached_entries_rewritten", "segment cold"),
+        ("passes_by_request", "segment cold"),
         ("hit_without_replay", "segment cold"),
     ],
 )

@@ -164,8 +164,19 @@ def test_passes_hold_every_row_once_and_neighbours_of_a_request_together(
             for i in range(1, len(one.positions)):
                 follows = one.positions[i] == one.positions[i - 1] + 1
                 assert follows or one.requests[i] != one.requests[i - 1]
-            alone = one.replayed_only()
-            assert len(alone.positions) == one.num_replayed == alone.num_replayed
+
+
+@given(steps())
+def test_a_row_comes_after_what_a_request_of_its_step_may_have_hit(case: tuple[ReplayRule, list[list[Chunk]]]) -> None:
+    rule, plans = case
+    for chunks in plans:
+        computed: set[tuple[int, int]] = set()
+        for one in plan_step(chunks, rule).encoder_passes:
+            own = one.source_rows >= 0
+            computed |= set(zip(one.requests[own].tolist(), one.positions[own].tolist(), strict=True))
+            border = max(p - p % (rule.segment or 1) for p in one.positions[own].tolist())
+            before = {(i, p) for i, p in all_rows(chunks) if p < border}
+            assert before <= computed
 
 
 @given(

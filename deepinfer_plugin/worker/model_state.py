@@ -159,7 +159,11 @@ class DeepInferModelState(DefaultModelState):
         return {**inputs, "lookback_ids": lookback, "replay": replay}
 
     def _replay_before_graph(self, replay: ReplayInputs, input_batch: InputBatch) -> None:
-        """Rows of a graph cannot be preceded inside it: each is a chunk of its own, so the border lies before it."""
+        """Compute windows again before the graph, which has no place for more rows than the step has.
+
+        The rows of the step run along, as one of them may fill a block that another one has hit; the graph then writes
+        the same bytes once more.
+        """
         num_tokens = input_batch.num_tokens_after_padding
         with set_forward_context(self._attn_metadata, self.vllm_config, num_tokens=num_tokens):
             self.model.replay_windows(replay.encoder_passes, input_batch.positions[:num_tokens])

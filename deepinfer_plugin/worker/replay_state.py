@@ -84,18 +84,17 @@ class ReplayState:
             input_batch: layout of the step.
             req_states: token history.
             lookback: [num_tokens, depth] int64 of the step's rows.
-            is_graph: the step replays a CUDA graph, which computes all rows; its passes hold replayed rows only.
+            is_graph: the step replays a CUDA graph, which computes all rows.
         """
         counters.count_step(plan, is_graph=is_graph)
         async_tensor_h2d(plan.decoder_floors, out=self._floors[: len(plan.decoder_floors)], dtype=torch.int64)
-        passes = plan.encoder_passes
-        if is_graph:
-            passes = tuple(one.replayed_only() for one in passes)
         rows = None if is_graph or plan.decoder_rows is None else self._to_device(plan.decoder_rows)
         return ReplayInputs(
             decoder_floors=self._floors,
             decoder_rows=rows,
-            encoder_passes=tuple(self._pass_inputs(one, input_batch, req_states, lookback) for one in passes),
+            encoder_passes=tuple(
+                self._pass_inputs(one, input_batch, req_states, lookback) for one in plan.encoder_passes
+            ),
         )
 
     def _pass_inputs(

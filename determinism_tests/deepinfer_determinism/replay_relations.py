@@ -15,12 +15,12 @@ from deepinfer_determinism.workload import PAGES, Workload
 from deepinfer_plugin.replay.settings import ENCODER_VARIABLE, KEEP_VARIABLE, MODE_VARIABLE
 
 KEEP_TOKENS = {"nano": 20, "tiny": 28}
-SEGMENT = f"segment:{2 * PAGES[0]}"
+SEGMENT = f"segment:{PAGES[0]}"
 
 # "decode" feeds a prompt's end as output and "logprobs" asks for prompt rows: both are another function of replay.
 ANOTHER_FUNCTION = ("decode", "logprobs")
-QUICK = ("neighbours", "chunks", "tiny chunks", "cache hit", "preemption", "lifecycle")
-QUICK_SEGMENT = ("chunks", "cache hit", "preemption")
+QUICK = ("neighbours", "chunks", "cache hit", "preemption")
+QUICK_SEGMENT = ("chunks", "cache hit")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

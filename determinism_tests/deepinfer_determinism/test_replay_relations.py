@@ -21,8 +21,9 @@ Results = Mapping[str, ScheduleResult]
 
 CHECKPOINT = "nano:0"
 POLICIES = ("exact", SEGMENT)
+TRIPLE_POLICIES = ("exact", f"segment:{2 * PAGES[0]}")
 NUM_CHILDREN = 2
-TRIPLES = {"quick": 120, "full": 1000}  # of each policy
+TRIPLES = {"quick": 60, "full": 1000}  # of each policy
 BUDGETS = {"quick": (16, 47), "full": (16, 33, 47, 512)}
 MAX_PROMPT = 150
 WAVE = 30  # requests at once
@@ -116,7 +117,7 @@ def _triple_schedules(policy: str, depth: str, seed: int, setting: Setting) -> l
     return schedules
 
 
-@pytest.fixture(scope="module", params=POLICIES)
+@pytest.fixture(scope="module", params=TRIPLE_POLICIES)
 def triples(
     request: pytest.FixtureRequest, setting: Setting, depth: str, workload_seed: int, device: str
 ) -> tuple[str, Results]:
