@@ -100,11 +100,12 @@ def refusals(environment: Environment, *, is_our_model: bool) -> list[str]:
         variable, family = _BY_NAME.get(name), family_of(name)
         if family is not None and text not in FALSE:
             found.append(_refusal(name, text, family.feature, family.not_built, "unset it"))
-        if variable is None or not variable.not_built or environment[variable] == variable.parse(variable.default):
+        if variable is None or environment[variable] == variable.parse(variable.default):
             continue
-        if is_our_model or not variable.has_vllm_form:
+        reason = variable.lack(is_our_model=is_our_model)
+        if reason:
             advice = f"set {variable.default} or unset it" if variable.default else "unset it"
-            found.append(_refusal(name, text, variable.feature, variable.not_built, advice))
+            found.append(_refusal(name, text, variable.feature, reason, advice))
     return found
 
 

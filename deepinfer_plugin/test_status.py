@@ -98,6 +98,20 @@ def test_a_feature_that_is_not_built_but_asked_for_is_a_problem(
     assert "[environment, DEEPINFER_ZERO_OVERHEAD_SCHEDULING=1]" in text
 
 
+def test_the_rows_of_the_server_wide_extras_say_who_asked() -> None:
+    environ = {
+        "DEEPINFER_SAMPLER_FORCE_TOPK": "8",
+        "DEEPINFER_DECODE_TOKEN_BLACKLIST": "3-5",
+        "DEEPINFER_COMPUTE_SUM_SMALLER_PROBS": "1",
+    }
+    for given in ({}, environ):
+        rows = {row.key: row for row in features(Settings.from_envs(given), is_active=True)}
+        for key, name in zip(("F17", "F18", "F19"), environ, strict=True):
+            expected = ("on", "environment", {name: environ[name]}) if given else ("on", "request", {})
+            assert (rows[key].state, rows[key].origin, rows[key].values) == expected
+            assert name in rows[key].why
+
+
 def test_a_row_says_whether_a_variable_or_a_flag_decided() -> None:
     flags = Flags(async_scheduling=False, speculative_config={"method": "dspark"})
     for environ, speculation in (({}, "not built"), ({"DEEPINFER_BATCH_INVARIANT": "0"}, "on")):

@@ -149,9 +149,21 @@ CASES: list[Case] = [
         for text in ("0", "1")
         for config in (OFFLOAD, KEEP)
     ),
+    # F17 to F19: our model acts on them, vLLM's own refuses them; sampling/test_server_defaults: the vocabulary
     *both("F17", "DEEPINFER_SAMPLER_FORCE_TOPK", "0", "-1"),
     *both("F18", "DEEPINFER_DECODE_TOKEN_BLACKLIST", "", "5-4"),
-    *both("F19", "DEEPINFER_COMPUTE_SUM_SMALLER_PROBS", "0", "1"),
+    *(
+        case
+        for row, name, text in (
+            ("F17", "DEEPINFER_SAMPLER_FORCE_TOPK", "1"),
+            ("F18", "DEEPINFER_DECODE_TOKEN_BLACKLIST", "0"),
+            ("F19", "DEEPINFER_COMPUTE_SUM_SMALLER_PROBS", "1"),
+        )
+        for case in (
+            Case(row=row, variables={name: text}),
+            Case(row=row, variables={name: text, **VLLMS}, refused=(f"{name} is '{text}'", "BATCH_INVARIANT=0")),
+        )
+    ),
     *both("F22", "DEEPINFER_LOGGING_INTERVAL_STEP", "0", "-1"),
     *both("F25", "DEEPINFER_PREFILL_MAX_SUM_SEQLEN_K", "0", "-1"),
     *both("F28", "DEEPINFER_JIT_CACHE_DIR", "", "\0"),

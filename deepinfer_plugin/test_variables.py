@@ -143,6 +143,21 @@ def test_a_value_that_asks_for_what_is_not_built_is_refused_by_name(variable: va
         assert with_vllm == ([] if variable.has_vllm_form else [sentence])
 
 
+@pytest.mark.parametrize("variable", [v for v in VARIABLES if v.needs_our_model], ids=lambda v: v.name)
+def test_a_value_that_only_our_model_acts_on_is_refused_where_vllms_serves(
+    variable: variables.Variable[object],
+) -> None:
+    default = variable.parse(variable.default)
+    for text, value in BOUNDS[variable.name][0].items():
+        environment = envs.load({variable.name: text})
+        assert envs.refusals(environment, is_our_model=True) == []
+        found = envs.refusals(environment, is_our_model=False)
+        assert len(found) == (value != default)
+        for sentence in found:
+            assert f"{variable.name} is {text!r}, which asks for {variable.feature}, and that is not built" in sentence
+            assert "for vLLM's own model, which serves with DEEPINFER_BATCH_INVARIANT=0" in sentence
+
+
 @pytest.mark.parametrize("family", variables.FAMILIES, ids=lambda family: family.prefix)
 @pytest.mark.parametrize("is_our_model", [True, False])
 def test_a_family_is_known_and_only_off_is_accepted(family: variables.Family, is_our_model: bool) -> None:

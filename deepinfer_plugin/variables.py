@@ -34,6 +34,7 @@ class Variable[T]:
         feature: row of ``status`` that it belongs to, "" for none.
         not_built: why our model cannot act on it, "" if it does. Then every value but the default is refused where
             our model serves.
+        needs_our_model: whether our model alone acts on it. Then every value but the default is refused elsewhere.
         has_vllm_form: whether ``translate`` hands it to vLLM's own model; if not, that model refuses it too.
         changes_answers: whether tokens or log-probabilities may depend on it; it is then part of the settings hash.
     """
@@ -44,12 +45,21 @@ class Variable[T]:
     meaning: str
     feature: str = ""
     not_built: str = ""
+    needs_our_model: bool = False
     has_vllm_form: bool = False
     changes_answers: bool = True
 
     def parse(self, text: str) -> T:
         """The value of ``text``; ``ValueError`` outside the rule."""
         return self.kind.parse(text)
+
+    def lack(self, *, is_our_model: bool) -> str:
+        """Why the serving model cannot act on it, "" if it does. vLLM's own model serves where ours does not."""
+        if is_our_model:
+            return self.not_built
+        if self.needs_our_model:
+            return f"for vLLM's own model, which serves with {BATCH_INVARIANT.name}=0"
+        return "" if self.has_vllm_form else self.not_built
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,25 +239,26 @@ SAMPLER_FORCE_TOPK = Variable(
     kind=integer(0),
     default="0",
     feature="F17",
-    not_built="`force_top_k` of a request works",
-    meaning="every request is drawn among this many tokens; 0: as it asks",
+    needs_our_model=True,
+    meaning="tokens are drawn among this many largest logits, unless the request has `force_top_k`; 0: among all",
 )
 DECODE_TOKEN_BLACKLIST = Variable(
     name="DEEPINFER_DECODE_TOKEN_BLACKLIST",
     kind=ID_RANGES,
     default="",
     feature="F18",
-    not_built="`token_blacklist` of a request works",
-    meaning="token ids that are never produced",
+    needs_our_model=True,
+    meaning="token ids that are never produced; `token_blacklist` of a request adds to them",
 )
 COMPUTE_SUM_SMALLER_PROBS = Variable(
     name="DEEPINFER_COMPUTE_SUM_SMALLER_PROBS",
     kind=FLAG,
     default="0",
     feature="F19",
-    not_built="`sum_smaller_probs` of a request works",
+    needs_our_model=True,
     changes_answers=False,
-    meaning="`1`: each token comes with the mass of the less likely ones",
+    meaning="`1`: each token comes with the mass of the less likely ones, unless the request has "
+    "`sum_smaller_probs: 0`, streams or has `n` above 1",
 )
 LOGGING_INTERVAL_STEP = Variable(
     name="DEEPINFER_LOGGING_INTERVAL_STEP",
@@ -262,7 +273,10 @@ PREFILL_MAX_SUM_SEQLEN_K = Variable(
     kind=integer(0),
     default="0",
     feature="F25",
-    not_built="`context_cap` of a request and `--max-num-batched-tokens` work",
+    # vLLM's scheduler counts the new tokens of a step (max_num_batched_tokens, long_prefill_token_threshold), waiting
+    # ones (max_num_queued_tokens) and requests, never the context that the rows of a step read: no option bounds that.
+    not_built="vLLM's scheduler bounds the new tokens of a step, not their context; use --max-num-batched-tokens and "
+    "context_cap of a request",
     changes_answers=False,
     meaning="bound of the summed context of a prefill step, in 1024 tokens; 0: none",
 )

@@ -17,6 +17,7 @@ from deepinfer_plugin.model.graphs import graph_mode
 from deepinfer_plugin.model.weights import check_checkpoint, check_tokenizer
 from deepinfer_plugin.replay.settings import ENCODER_VARIABLE, MODE_VARIABLE, ReplaySettings
 from deepinfer_plugin.sampling import front_end
+from deepinfer_plugin.sampling.server_defaults import check_server_defaults
 from deepinfer_plugin.settings import Settings
 from deepinfer_plugin.worker import live_code
 
@@ -31,7 +32,7 @@ class DeepseekV41Checks(DeepseekV4ForCausalLMConfig):
     """vLLM's hook for the architecture: what vLLM does there, then our checks.
 
     Raises:
-        SettingError: vLLM's own switch contradicts ours.
+        SettingError: vLLM's own switch contradicts ours, or a variable names tokens that the model does not have.
         ConfigError: config.json or an engine option is one that the model cannot serve.
         CheckpointError: a file of a local checkpoint is missing, damaged or contradicts another one.
     """
@@ -53,6 +54,7 @@ class DeepseekV41Checks(DeepseekV4ForCausalLMConfig):
     def verify_and_update_config(vllm_config: "VllmConfig") -> None:
         check_engine_options(vllm_config)
         check_replay(vllm_config, Settings.from_envs().replay)
+        check_server_defaults(Settings.from_envs(), vllm_config.model_config.get_vocab_size())
         _keep_encoder_windows(vllm_config, Settings.from_envs().replay)
         if vllm_config.cache_config.swa_bounded_replay:
             vllm_config.cache_config.swa_bounded_replay = False

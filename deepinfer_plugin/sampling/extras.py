@@ -1,6 +1,6 @@
 """DeepInfer's extra parameters of a request, in ``extra_args`` (``vllm_xargs`` of the server).
 
-Importing it loads neither torch nor vLLM.
+Importing it loads neither torch nor vLLM. ``server_defaults`` has what a server adds to every request.
 
 * ``force_top_k``: 1 or more. Every token is drawn among this many largest logits; what follows (temperature, min-p,
   top-k, top-p) sees only these.
@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -63,16 +63,35 @@ class Extras:
             sum_smaller_probs=_flag(extra.get(SUM_SMALLER)),
         )
 
+    def with_defaults(self, extra: Mapping[str, Any] | None, defaults: Extras) -> Extras:
+        """What the request says, and else what the server says; tokens that either of them bans are banned.
 
-def settle_extras(params: SamplingParams, vocab_size: int) -> tuple[SamplingParams, Extras]:
+        Args:
+            extra: ``extra_args`` that these parameters were read from.
+            defaults: those of the server; its golden tokens and its context cap do not exist.
+        """
+        says_sums = (extra or {}).get(SUM_SMALLER) is not None
+        return replace(
+            self,
+            force_top_k=defaults.force_top_k if self.force_top_k is None else self.force_top_k,
+            token_blacklist=(*self.token_blacklist, *defaults.token_blacklist),
+            sum_smaller_probs=self.sum_smaller_probs if says_sums else defaults.sum_smaller_probs,
+        )
+
+
+NOTHING = Extras()
+
+
+def settle_extras(params: SamplingParams, vocab_size: int, defaults: Extras = NOTHING) -> tuple[SamplingParams, Extras]:
     """Check a request's parameters against each other and bring them into one form for the worker.
 
     Args:
         params: the caller's; not changed.
         vocab_size: of the model.
+        defaults: of the server, in force where the request does not say otherwise.
 
     Returns:
-        ``params`` itself where it has none of them, else a copy; and the parameters.
+        ``params`` itself where neither has any of them, else a copy; and the parameters.
 
     Raises:
         VLLMValidationError: a parameter breaks its rule, or two contradict each other.
@@ -80,11 +99,12 @@ def settle_extras(params: SamplingParams, vocab_size: int) -> tuple[SamplingPara
     from vllm.exceptions import VLLMValidationError
 
     try:
-        extras = Extras.from_extra_args(params.extra_args, vocab_size)
-        _check_together(extras, params, vocab_size)
+        own = Extras.from_extra_args(params.extra_args, vocab_size)
+        extras = own.with_defaults(params.extra_args, defaults)
+        _check_together(extras, params, vocab_size, defaults)
     except ValueError as error:
         raise VLLMValidationError(str(error), parameter="extra_args") from None
-    if extras == Extras():
+    if extras == NOTHING:
         return params, extras
     settled = copy(params)
     settled.extra_args = {
@@ -129,15 +149,16 @@ def capped_max_tokens(extras: Extras, num_prompt_tokens: int, max_tokens: int) -
     return min(max_tokens, room)
 
 
-def _check_together(extras: Extras, params: SamplingParams, vocab_size: int) -> None:
+def _check_together(extras: Extras, params: SamplingParams, vocab_size: int, defaults: Extras) -> None:
+    name = TOKEN_BLACKLIST if not defaults.token_blacklist else f"{TOKEN_BLACKLIST} with that of the server"
     banned = {token for first, last in extras.token_blacklist for token in range(first, last + 1)}
     if len(banned) >= vocab_size:
-        raise ValueError(_text(TOKEN_BLACKLIST, "the whole vocabulary", "at least one token outside"))
+        raise ValueError(_text(name, "the whole vocabulary", "at least one token outside"))
     if params.allowed_token_ids and banned.issuperset(params.allowed_token_ids):
-        raise ValueError(_text(TOKEN_BLACKLIST, "all of allowed_token_ids", "at least one token outside"))
+        raise ValueError(_text(name, "all of allowed_token_ids", "at least one token outside"))
     blocked = sorted(banned.intersection(extras.golden_token_ids))
     if blocked:
-        raise ValueError(_text(GOLDEN_TOKENS, f"with {blocked[0]}, which is in token_blacklist", "no such token"))
+        raise ValueError(_text(GOLDEN_TOKENS, f"with {blocked[0]}, which is in {name}", "no such token"))
     if extras.golden_token_ids and params.structured_outputs is not None:
         raise ValueError(_text(GOLDEN_TOKENS, "set with structured output", "one of the two"))
     if extras.sum_smaller_probs and params.n != 1:

@@ -18,6 +18,7 @@ from deepinfer_plugin.grammar.so_args import settle_structured_output
 from deepinfer_plugin.replay.requests import describe
 from deepinfer_plugin.sampling.extras import SUM_SMALLER, capped_max_tokens, settle_extras
 from deepinfer_plugin.sampling.seeds import SEED_MODULUS, as_int64
+from deepinfer_plugin.sampling.server_defaults import server_defaults
 from deepinfer_plugin.sampling.sums import SUMS_OF_RESPONSE, require_carrier, sums_of, take_column
 from deepinfer_plugin.settings import Settings
 from deepinfer_plugin.wrapping import wrap
@@ -126,7 +127,9 @@ def _process_inputs(
     if not is_ours(self.model_config, params):
         return original(self, request_id, prompt, params, *args, **kwargs)
     vocab_size = self.model_config.get_vocab_size()
-    settled, extras = settle_extras(settle_structured_output(settle_seed(params), vocab_size), vocab_size)
+    defaults = server_defaults(Settings.from_envs(), params)
+    settled = settle_structured_output(settle_seed(params), vocab_size)
+    settled, extras = settle_extras(settled, vocab_size, defaults)
     require_carrier(settled)
     admit_constraint(self.model_config, self.tokenizer, settled)
     request = original(self, request_id, prompt, settled, *args, **kwargs)

@@ -22,17 +22,22 @@ COLUMN_ID = -1
 SUMS_OF_RESPONSE: ContextVar[dict[str, list[float]] | None] = ContextVar("deepinfer_sums_of_response", default=None)
 
 
+def has_carrier(params: SamplingParams) -> bool:
+    """Whether the answer can carry sums: the events of a server's stream are written before the sums are known."""
+    from vllm.sampling_params import RequestOutputKind
+
+    return SUMS_OF_RESPONSE.get() is None or params.output_kind != RequestOutputKind.DELTA
+
+
 def require_carrier(params: SamplingParams) -> None:
-    """Refuse a stream of the server: its events are written before the sums are known.
+    """Refuse a stream of the server that asks for sums.
 
     Raises:
         VLLMValidationError: the request asks for sums and for a stream.
     """
     from vllm.exceptions import VLLMValidationError
-    from vllm.sampling_params import RequestOutputKind
 
-    is_stream = params.output_kind == RequestOutputKind.DELTA
-    if SUMS_OF_RESPONSE.get() is not None and is_stream and (params.extra_args or {}).get(SUM_SMALLER):
+    if (params.extra_args or {}).get(SUM_SMALLER) and not has_carrier(params):
         raise VLLMValidationError(
             f"sampling: {SUM_SMALLER} is set with stream, expected one of the two; ask without stream",
             parameter="extra_args",

@@ -164,6 +164,22 @@ def test_the_context_cap_shortens_the_engines_copy_only(processor: type[Processo
     assert request.params.extra_args is None
 
 
+def test_the_variables_of_the_server_reach_the_engine(
+    processor: type[Processor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DEEPINFER_SAMPLER_FORCE_TOPK", "8")
+    monkeypatch.setenv("DEEPINFER_DECODE_TOKEN_BLACKLIST", "3-5,9")
+    monkeypatch.setenv("DEEPINFER_COMPUTE_SUM_SMALLER_PROBS", "1")
+    caller = params()
+    arrived = processor().process_inputs("0", "a", caller).params
+    assert arrived.extra_args == {
+        "force_top_k": 8,
+        "token_blacklist": [[3, 5], [9, 9]],
+        "sum_smaller_probs": True,
+    }
+    assert (arrived.logprobs, caller.logprobs, caller.extra_args) == (0, None, None)
+
+
 def test_another_model_is_left_alone(processor: type[Processor], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Processor.model_config.hf_config, "model_type", "llama")
     caller = params(extra_args={"seq_seed": "not a seed"})
