@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
+from typing import NoReturn
 
 from deepinfer_evals import compare, doctor, report, run_command, verify
 from deepinfer_kernels.errors import DeepInferError
@@ -16,11 +17,16 @@ from deepinfer_plugin import __version__
 from deepinfer_plugin.errors import SettingError
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line; the whole usage is in ``--help``."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: arguments: {message}; see {self.prog} --help\n")
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Parse the command line and run one command."""
-    parser = argparse.ArgumentParser(
-        prog="python -m deepinfer_evals", description="Scores that can be run again, to the bit."
-    )
+    parser = _Parser(prog="python -m deepinfer_evals", description="Scores that can be run again, to the bit.")
     parser.add_argument("--version", action="version", version=f"deepinfer-plugin {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for command in (run_command, report, compare, verify, doctor):
@@ -37,7 +43,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("stopped; finished answers are kept, the same command continues", file=sys.stderr)
+        kept = "; finished answers are kept, the same command continues" if parsed.run is run_command.run else ""
+        print(f"stopped{kept}", file=sys.stderr)
         return 130
 
 

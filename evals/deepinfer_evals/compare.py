@@ -12,6 +12,7 @@ from deepinfer_evals import intervals, samples
 from deepinfer_evals.manifest import Difference, differences
 from deepinfer_evals.report import results_of, verdicts_of
 from deepinfer_evals.run_folder import RunFolder, write_json
+from deepinfer_evals.tasks import benchmark_named
 from deepinfer_plugin.cli.console import say
 from deepinfer_plugin.errors import InputError
 
@@ -36,7 +37,7 @@ def comparison(first: RunFolder, second: RunFolder) -> dict[str, Any]:
         InputError: a folder is no run, they ask different benchmarks, or they share no sample.
     """
     manifests = first.manifest(), second.manifest()
-    names = [str(manifest.hashed["benchmark"]["name"]) for manifest in manifests]
+    names = [benchmark_named(str(manifest.hashed["benchmark"]["name"])).name for manifest in manifests]
     if names[0] != names[1]:
         raise InputError(f"compare: the runs ask {names[0]} and {names[1]}, expected one benchmark; name two such runs")
     answers = first.answers(), second.answers()
@@ -44,7 +45,7 @@ def comparison(first: RunFolder, second: RunFolder) -> dict[str, Any]:
     if not shared:
         raise InputError("compare: the runs share no finished sample, expected some; run the same questions and epochs")
     verdicts = [
-        verdicts_of(folder, manifest, {question.id: question for question in folder.questions()}, answered)
+        verdicts_of(folder, manifest, folder.questions_of(answered), answered)
         for folder, manifest, answered in zip((first, second), manifests, answers, strict=True)
     ]
     moved = [key for key in shared if verdicts[0][key].outcome != verdicts[1][key].outcome]

@@ -86,6 +86,7 @@ def _load_local(benchmark: Benchmark, folder: Path) -> DataSet:
     import datasets
 
     datasets.disable_progress_bars()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # what it logs of a broken file is in our message
     files = _files(benchmark, folder)
     kinds = sorted({SUFFIXES[path.suffix] for path in files})
     if len(kinds) > 1:
@@ -101,9 +102,10 @@ def _load_local(benchmark: Benchmark, folder: Path) -> DataSet:
         except InputError:
             raise
         except Exception as error:
+            what = " ".join(str(error.__cause__ or error).split())[:300]
             raise InputError(
-                f"data set: --data-dir {folder} cannot be read ({' '.join(str(error).split())[:300]}), expected a copy "
-                f"of {benchmark.repo}; replace the file"
+                f"data set: --data-dir {folder} cannot be read ({what}), expected a copy of {benchmark.repo}; "
+                "replace the file"
             ) from None
     return DataSet(source="local", revision=hash_of([file_hash(path) for path in files]), rows=rows)
 

@@ -17,11 +17,16 @@ from deepinfer_plugin.witness import CHAT, witness_of
 
 CONNECT_S = 10.0
 PROVENANCE_S = 3600.0  # the first answer waits for the hash of every file of the checkpoint
+FLAGS = {"server": ("--base-url", "--api-key-file"), "judge": ("--judge-url", "--judge-key-file")}
 BUSY = (408, 409, 429, 500, 502, 503, 504)
 
 
 class RefusedError(EngineError):
     """The server answered that it will not do this; asking again would not help."""
+
+
+class DeniedError(RefusedError):
+    """The server wants another key."""
 
 
 class BusyError(EngineError):
@@ -67,11 +72,20 @@ class Answer:
 
 
 class Endpoint:
-    """A server and one of its models, used as an asynchronous context."""
+    """A server and one of its models, used as an asynchronous context; ``role`` says which one, in messages."""
 
     def __init__(
-        self, base_url: str, model: str = "", *, api_key: str = "", timeout_s: float | None = None, slots: int = 64
+        self,
+        base_url: str,
+        model: str = "",
+        *,
+        api_key: str = "",
+        timeout_s: float | None = None,
+        slots: int = 64,
+        role: str = "server",
     ) -> None:
+        self._role = role
+        self._url_flag, self._key_flag = FLAGS[role]
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
         self.model = model
         self.has_witness = True  # where it has none, log-probabilities are asked for and hashed here
@@ -85,7 +99,11 @@ class Endpoint:
                 trust_env=False,  # a proxy between client and a local server would be another party to the result
             )
         except (httpx.InvalidURL, UnicodeEncodeError) as error:
-            raise EngineError(f"server: --base-url is {base_url!r} ({error}), expected http://HOST:PORT") from None
+            raise EngineError(
+                f"{role}: {self._url_flag} is {base_url!r} ({error}), expected http://HOST:PORT"
+            ) from None
+        if self._http.base_url.scheme not in ("http", "https") or not self._http.base_url.host:
+            raise EngineError(f"{role}: {self._url_flag} is {base_url!r}, expected http://HOST:PORT or https://HOST")
 
     async def __aenter__(self) -> Endpoint:
         return self
@@ -102,8 +120,8 @@ class Endpoint:
             return [str(entry["id"]) for entry in value["data"]]
         except (KeyError, TypeError):
             raise EngineError(
-                f"server: {self.base_url}/v1/models has no list of models, expected an OpenAI-compatible server; "
-                "check --base-url"
+                f"{self._role}: {self.base_url}/v1/models has no list of models, expected an OpenAI-compatible server; "
+                f"check {self._url_flag}"
             ) from None
 
     async def version(self) -> str:
@@ -191,33 +209,35 @@ class Endpoint:
         try:
             response = await self._http.get(path, timeout=httpx.Timeout(timeout_s, connect=CONNECT_S))
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise BusyError(_unreachable(self.base_url, error)) from None
+            raise BusyError(self._unreachable(error)) from None
         return self._value(path, response)
 
     async def _post(self, path: str, request: Mapping[str, Any]) -> Any:
         try:
             response = await self._http.post(path, json=request)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise BusyError(_unreachable(self.base_url, error)) from None
+            raise BusyError(self._unreachable(error)) from None
         return self._value(path, response)
 
     def _value(self, path: str, response: httpx.Response) -> Any:
         if response.status_code in (401, 403):
-            raise RefusedError(f"server: {self.base_url} refused the key ({response.status_code}); pass --api-key-file")
+            raise DeniedError(
+                f"{self._role}: {self.base_url} refused the key ({response.status_code}), expected to be let in; "
+                f"pass {self._key_flag}"
+            )
         if response.status_code != 200:
             text = " ".join(response.text.split())[:300]
             kind = BusyError if response.status_code in BUSY else RefusedError
-            raise kind(f"server: {self.base_url}{path} answered {response.status_code}: {text}")
+            raise kind(f"{self._role}: {self.base_url}{path} answered {response.status_code}: {text}")
         try:
             return response.json()
         except (json.JSONDecodeError, UnicodeDecodeError):
             raise RefusedError(
-                f"server: {self.base_url}{path} answered no JSON, expected it; check --base-url"
+                f"{self._role}: {self.base_url}{path} answered no JSON, expected it; check {self._url_flag}"
             ) from None
 
-
-def _unreachable(base_url: str, error: Exception) -> str:
-    return (
-        f"server: {base_url} cannot be reached ({type(error).__name__}: {error}), expected a running server; "
-        "check --base-url"
-    )
+    def _unreachable(self, error: Exception) -> str:
+        return (
+            f"{self._role}: {self.base_url} cannot be reached ({type(error).__name__}: {error}), expected a running "
+            f"server; check {self._url_flag}"
+        )

@@ -9,11 +9,11 @@ from typing import Any
 
 from deepinfer_evals.benchmark import PROMPTS, Question, filled
 from deepinfer_evals.canonical import hash_of, text_hash
-from deepinfer_evals.endpoint import BusyError, Endpoint
+from deepinfer_evals.endpoint import BusyError, DeniedError, Endpoint
 from deepinfer_evals.graders.judge_reply import verdict_of_reply
 from deepinfer_evals.graders.verdict import Outcome, Verdict, final_text
 from deepinfer_evals.journal import Journal
-from deepinfer_plugin.errors import SettingError
+from deepinfer_plugin.errors import EngineError, InputError, SettingError
 
 TRIES = 5
 FIRST_WAIT_S = 0.5
@@ -46,12 +46,37 @@ def template() -> str:
     return (PROMPTS / "judge.txt").read_text(encoding="utf-8")
 
 
+async def reach(endpoint: Endpoint) -> None:
+    """Find out before the first question whether the judge answers; whether it lists its models does not matter.
+
+    Raises:
+        BusyError: it cannot be reached.
+        DeniedError: it wants another key.
+    """
+    async with endpoint:
+        try:
+            await endpoint.models()
+        except (BusyError, DeniedError):
+            raise
+        except EngineError:
+            return
+
+
 class Judgements:
-    """Replies of a judge by what it was asked; what was asked once is read from the journal from then on."""
+    """Replies of a judge by what it was asked; what was asked once is read from the journal from then on.
+
+    Raises:
+        InputError: a record of the journal cannot be read.
+    """
 
     def __init__(self, setting: Mapping[str, Any], records: Iterable[Mapping[str, Any]]) -> None:
         self._setting = dict(setting)
-        self._replies = {str(record["key"]): str(record["reply"]) for record in records}
+        try:
+            self._replies = {str(record["key"]): str(record["reply"]) for record in records}
+        except (KeyError, TypeError) as error:
+            raise InputError(
+                f"judge: a stored judgement is not whole ({error!r}), expected key and reply; restore judgements.jsonl"
+            ) from None
         self._asking: dict[str, asyncio.Future[str]] = {}
 
     def verdict(self, question: Question, text: str) -> Verdict | None:

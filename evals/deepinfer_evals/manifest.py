@@ -87,7 +87,7 @@ class Manifest:
         """
         try:
             value = json.loads(path.read_text(encoding="utf-8"))
-            found = cls(hashed=value["hashed"], recorded=value["recorded"])
+            found = cls(hashed=dict(value["hashed"]), recorded=dict(value["recorded"]))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"manifest: {path} cannot be read ({error}), expected that of a run folder") from None
         if value.get("format") != FORMAT:
@@ -97,6 +97,9 @@ class Manifest:
                 f"manifest: {path} was changed: its content hashes to {found.content_hash[:16]}…, it says "
                 f"{str(value.get('content_hash'))[:16]}…; restore the file, or run again into another folder"
             )
+        lacking = [name for name in CAUSES if not isinstance(found.hashed.get(name), Mapping)]
+        if lacking:
+            raise InputError(f"manifest: {path} has no {lacking[0]}, expected {', '.join(CAUSES)}; run again")
         return found
 
 

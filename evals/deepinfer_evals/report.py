@@ -22,9 +22,8 @@ from deepinfer_evals.manifest import Manifest, grader_hash
 from deepinfer_evals.markdown import markdown
 from deepinfer_evals.page import page
 from deepinfer_evals.run_folder import Key, RunFolder, write_json, write_text
-from deepinfer_evals.tasks import BENCHMARKS
+from deepinfer_evals.tasks import benchmark_named
 from deepinfer_plugin.cli.console import say
-from deepinfer_plugin.errors import InputError
 
 FORMAT = 1
 NUM_BINS = 24
@@ -65,9 +64,6 @@ def verdicts_of(
     grader = str(manifest.hashed["grader"]["name"])
     judge = manifest.hashed["grader"]["judge"]
     judgements = None if judge is None else Judgements(judge, read_lines(folder.judgements_path))
-    missing = sorted({key[0] for key in answers} - questions.keys())
-    if missing:
-        raise InputError(f"run folder: question {missing[0]} has answers but no prompt in {folder.path}/prompts.jsonl")
     return {key: stored_verdict(grader, questions[key[0]], answers[key], judgements) for key in sorted(answers)}
 
 
@@ -86,9 +82,9 @@ def report_of(folder: RunFolder) -> dict[str, Any]:
         InputError: this is no run folder, or a file in it was changed.
     """
     manifest = folder.manifest()
-    benchmark = BENCHMARKS[str(manifest.hashed["benchmark"]["name"])]
-    questions = {question.id: question for question in folder.questions()}
+    benchmark = benchmark_named(str(manifest.hashed["benchmark"]["name"]))
     answers = folder.answers()
+    questions = folder.questions_of(answers)
     verdicts = verdicts_of(folder, manifest, questions, answers)
     results = results_of(verdicts)
     scores = intervals.epoch_scores(results)

@@ -12,7 +12,7 @@ from typing import Any
 from deepinfer_evals import data, selection, serving, settings
 from deepinfer_evals.benchmark import Benchmark
 from deepinfer_evals.journal import Journal, read_lines
-from deepinfer_evals.judge import Judgements
+from deepinfer_evals.judge import Judgements, reach
 from deepinfer_evals.report import report_of, write_reports
 from deepinfer_evals.run_folder import RunFolder
 from deepinfer_evals.tasks import BENCHMARKS
@@ -52,6 +52,9 @@ def run(arguments: argparse.Namespace) -> int:
     questions = benchmark.questions(rows.rows)
     selected = selection.select(questions, arguments)
     _say_size(benchmark, len(questions), len(selected), arguments.epochs)
+    reachable = settings.judge_endpoint(arguments, judge)
+    if reachable is not None:
+        asyncio.run(reach(reachable))
     with serving.serving(arguments, folder.path / "server.log") as target:
         facts = asyncio.run(serving.inspect_server(target, sampling.to_body()))
         judge_json = None if judge is None else judge.to_json()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -58,8 +58,31 @@ class RunFolder:
         return Manifest.read(self.path / "manifest.json")
 
     def questions(self) -> list[Question]:
-        """Every question of the data set, in its order, as it was asked."""
-        return [Question(**record) for record in read_lines(self.path / "prompts.jsonl")]
+        """Every question of the data set, in its order, as it was asked.
+
+        Raises:
+            InputError: a record cannot be read.
+        """
+        path = self.path / "prompts.jsonl"
+        try:
+            return [Question(**record) for record in read_lines(path)]
+        except TypeError as error:
+            raise InputError(f"run folder: a record of {path} is not whole ({error}); restore the file") from None
+
+    def questions_of(self, answers: Mapping[Key, Answer]) -> dict[str, Question]:
+        """The questions by id.
+
+        Raises:
+            InputError: one that has answers is not there, or a record cannot be read.
+        """
+        questions = {question.id: question for question in self.questions()}
+        missing = sorted({key[0] for key in answers} - questions.keys())
+        if missing:
+            raise InputError(
+                f"run folder: question {missing[0]} has answers but no prompt in {self.path}/prompts.jsonl, expected "
+                "both; restore the files"
+            )
+        return questions
 
     def answers(self) -> dict[Key, Answer]:
         """The finished answers.
@@ -71,8 +94,12 @@ class RunFolder:
         for record in read_lines(self.answers_path):
             try:
                 key, answer = (str(record["question"]), int(record["epoch"])), Answer.from_json(record["answer"])
+                answer.witness["all"]
             except (KeyError, TypeError, ValueError) as error:
-                raise InputError(f"run folder: a record of {self.answers_path} is not whole ({error!r})") from None
+                raise InputError(
+                    f"run folder: a record of {self.answers_path} is not whole ({error!r}), expected an answer with "
+                    "its hashes; restore the file"
+                ) from None
             if key in found:
                 raise InputError(f"run folder: {self.answers_path} holds {key[0]} epoch {key[1]} twice, expected once")
             found[key] = answer

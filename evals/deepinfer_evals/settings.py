@@ -97,7 +97,8 @@ def judge_endpoint(arguments: argparse.Namespace, setting: JudgeSetting | None) 
     """A client of the judge."""
     if setting is None:
         return None
-    return Endpoint(arguments.judge_url, setting.model, api_key=serving.read_key(arguments.judge_key_file))
+    key = serving.read_key(arguments.judge_key_file)
+    return Endpoint(arguments.judge_url, setting.model, api_key=key, role="judge")
 
 
 def check_concurrency(value: int) -> int:

@@ -18,10 +18,10 @@ from deepinfer_evals.compare import comparison
 from deepinfer_evals.conftest import Command
 from deepinfer_evals.fake_server import FakeServer
 from deepinfer_evals.journal import read_lines
+from deepinfer_evals.kills import KilledRun
 from deepinfer_evals.run_folder import RunFolder
 from deepinfer_evals.runner import log_files
 from deepinfer_evals.seeds import sample_seed
-from deepinfer_evals.trials import killed_run
 
 EPOCHS = 3
 
@@ -185,18 +185,43 @@ def test_interrupts_keep_what_is_finished_and_say_so(rows: Path, tmp_path: Path)
     assert len(set(seeds)) <= len(seeds) <= len(set(seeds)) + 2  # those in flight at the first interrupt
 
 
+FORGETS = (
+    "import sys; from deepinfer_evals import journal; from deepinfer_evals.__main__ import main\n"
+    "enter = journal.Journal.__enter__\n"
+    "def forget(self):\n"
+    "    self.path.unlink(missing_ok=True)\n"
+    "    return enter(self)\n"
+    "journal.Journal.__enter__ = forget\n"
+    "sys.exit(main(sys.argv[1:]))"
+)
+
+
 @pytest.mark.slow
 def test_kills_lose_nothing_and_repeat_nothing(command: Command, tmp_path: Path) -> None:
     rows = mini.write_rows(tmp_path / "rows", mini.aime_rows(12))
     out = tmp_path / "run"
     with FakeServer(delay_s=0.05) as server:
         line = ["run", "aime2026", "--base-url", server.base_url, "--data-dir", str(rows), "--out", str(out)]
-        kills = killed_run(server, [*line, "--epochs", "4", "--concurrency", "3"], out, 48, 3, seed=7)
+        killed = KilledRun(server, [*line, "--epochs", "4", "--concurrency", "3"], out, 48)
+        kills = killed.killed(3, seed=7, spread_s=0.2)
         reference = tmp_path / "whole"
         assert command(*line[:-1], reference, "--epochs", 4) == 0
     assert (kills.lost, kills.repeated, kills.finished) == (0, 0, 48)
     assert kills.while_asking >= 2
     assert comparison(RunFolder(out), RunFolder(reference))["identical_samples"] == 48
+
+
+@pytest.mark.slow
+def test_a_journal_that_forgets_is_seen_by_the_trial_of_kills(tmp_path: Path) -> None:
+    rows = mini.write_rows(tmp_path / "rows", mini.aime_rows(12))
+    out = tmp_path / "run"
+    with FakeServer(delay_s=0.05) as server:
+        line = ["run", "aime2026", "--base-url", server.base_url, "--data-dir", str(rows), "--out", str(out)]
+        killed = KilledRun(server, [*line, "--concurrency", "1"], out, 12, program=("-c", FORGETS))
+        kills = killed.killed(2, seed=7, spread_s=0.2)
+    assert kills.lost > 0
+    assert kills.repeated > 0
+    assert not kills.is_clean
 
 
 def test_a_choice_benchmark_is_run_and_reported(command: Command, server: FakeServer, tmp_path: Path) -> None:

@@ -14,9 +14,8 @@ import pytest
 
 from deepinfer_evals.__main__ import main
 from deepinfer_evals.compare import comparison
-from deepinfer_evals.relay import Relay
 from deepinfer_evals.run_folder import RunFolder
-from deepinfer_evals.trials import FLAGS, START_S, killed_run, two_schedules, words
+from deepinfer_evals.trials import FLAGS, START_S, killed_run, planted, two_schedules, verified, words
 from deepinfer_plugin.cli.server import Server, free_port
 
 pytestmark = pytest.mark.slow
@@ -54,21 +53,11 @@ def serving(model: Path, log: Path, fault: str = "") -> Iterator[Server]:
         yield server
 
 
-def verified(server: Server, run: Path, out: Path, *more: object) -> tuple[int, dict[str, Any]]:
-    line = ("verify", run, "--base-url", server.base_url, "--all", "--concurrency", 8, "--out", out, *more)
-    code = main([str(word) for word in line])
-    return code, json.loads(out.read_text(encoding="utf-8"))
-
-
 def test_the_served_model_repeats_a_run_to_the_bit(model: Path, work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with serving(model, work / "server.log") as server:
         _check_schedules(two_schedules(server.base_url, work, QUESTIONS, EPOCHS))
-        code, found = verified(server, work / "whole", work / "same.json")
-        assert (code, found["is_identical"]) == (0, True)
-        code, found = verified(server, work / "whole", work / "other.json", "--override", '{"top_p": 0.8}')
-        assert code == 1
-        assert [one["path"] for one in found["manifest_differences"]] == ["sampling.top_p"]
-        assert found["sample_differences"]
+        named = planted(server.base_url, work, 3)
+        assert named == {"nothing": True, "sampling parameter": True, "prompt byte": True}
         capsys.readouterr()
         assert main(["doctor", "--base-url", server.base_url]) == 0
         assert "functions of the engine process hashed" in capsys.readouterr().out
@@ -82,12 +71,9 @@ def _check_schedules(found: dict[str, Any]) -> None:
 
 
 def _check_kills(server: Server, work: Path) -> None:
-    with Relay(server.base_url) as relay:
-        line = words(relay.base_url, work / "rows", work / "killed", "--epochs", EPOCHS, "--concurrency", 4)
-        kills = killed_run(relay, line, work / "killed", QUESTIONS * EPOCHS, KILLS, seed=2)
+    kills, found = killed_run(server, work, QUESTIONS, EPOCHS, KILLS)
     assert (kills.lost, kills.repeated, kills.finished) == (0, 0, QUESTIONS * EPOCHS)
     assert kills.while_asking >= 1
-    found = comparison(RunFolder(work / "whole"), RunFolder(work / "killed"))
     assert found["identical_samples"] == QUESTIONS * EPOCHS
 
 
@@ -96,7 +82,7 @@ def test_a_changed_kernel_is_found_and_named(model: Path, work: Path) -> None:
     report = json.loads((work / "whole" / "report.json").read_text(encoding="utf-8"))
     assert 0.0 < report["score"]["mean"] < 1.0
     with serving(model, work / "faulty.log", FAULT) as server:
-        code, found = verified(server, work / "whole", work / "faulty.json")
+        code, found = verified(server.base_url, work / "whole", work / "faulty.json")
     assert code == 1
     assert KERNEL in [one["path"] for one in found["manifest_differences"]]
     assert {one["cause"] for one in found["manifest_differences"]} == {"engine"}

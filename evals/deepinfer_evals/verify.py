@@ -20,7 +20,7 @@ from deepinfer_evals.endpoint import Answer, BusyError, Endpoint
 from deepinfer_evals.manifest import Difference, Manifest, differences, grader_hash
 from deepinfer_evals.run_folder import Key, RunFolder, write_json
 from deepinfer_evals.seeds import RULE, keyed_order, sample_seed
-from deepinfer_evals.tasks import BENCHMARKS
+from deepinfer_evals.tasks import benchmark_named
 from deepinfer_plugin.cli.console import say
 from deepinfer_plugin.errors import InputError, SettingError
 
@@ -96,9 +96,9 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _again(folder: RunFolder, manifest: Manifest, arguments: argparse.Namespace) -> Again:
     """Questions and sampling of now, with what differs from the manifest."""
-    benchmark = BENCHMARKS[str(manifest.hashed["benchmark"]["name"])]
+    benchmark = benchmark_named(str(manifest.hashed["benchmark"]["name"]))
     hashed = manifest.hashed
-    stored = folder.questions()
+    stored = list(folder.questions_of(folder.answers()).values())
     findings = [
         f"prompts.jsonl was changed: the prompt of question {question.id} is not the one that the manifest hashed"
         for question in stored
