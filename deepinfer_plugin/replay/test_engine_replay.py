@@ -83,7 +83,6 @@ def _hits() -> list[Action]:
     for blocks, cut in enumerate(shorter, start=1):
         probe = _probe(200, f"@{blocks}")
         again += [Action(reset_prefix_cache=True), cut, Action(add=(probe,))]
-    again += [Action(reset_prefix_cache=True), *_twins()]
     return [
         Action(add=tuple(_probe(length) for length in LENGTHS)),
         Action(add=tuple(_probe(length, "@hit") for length in LENGTHS)),
@@ -111,6 +110,8 @@ def _runs(model: Path) -> list[EngineRun]:
         _engine("segment hits", model, _hits(), encoder=f"segment:{BLOCK}", faults=hashed),
         _engine("segment chunks", model, _hits(), *CHUNKED, encoder=f"segment:{BLOCK}", faults=hashed),
         _engine("segment graph", model, _graph(), *SINGLE, encoder=f"segment:{BLOCK}", faults=("as_if_in_a_graph",)),
+        _engine("twins", model, _twins()),
+        _engine("segment twins", model, _twins(), encoder=f"segment:{BLOCK}"),
         _engine("bounded", model, _hits(), encoder="bounded", faults=hashed),
     ]
 
@@ -165,9 +166,11 @@ def _differing(results: Results, name: str, reference: str) -> list[str]:
         ("chunks", "mask"),
         ("small chunks", "mask"),
         ("hits", "mask"),
+        ("twins", "mask"),
         ("segment mask", "segment cold"),
         ("segment hits", "segment cold"),
         ("segment chunks", "segment cold"),
+        ("segment twins", "segment cold"),
         ("segment graph", "segment cold"),
     ],
 )
@@ -223,21 +226,25 @@ def test_hits_end_at_the_floor_and_leave_cached_pages_alone(name: str, results: 
         assert cached == max(0, length - KEEP) // BLOCK * BLOCK, length
     lengths = [result.requests[f"p200@{blocks}"].facts.num_cached_tokens for blocks in range(1, 6)]
     assert lengths == [BLOCK * blocks for blocks in range(1, 6)]
-    # small chunks end before the second twin is admitted, so that it finds all that the first one has left
-    assert result.requests["p131@second"].facts.num_cached_tokens == (131 - KEEP) // BLOCK * BLOCK
     kind = {"hits": "exact", "bounded": "bounded"}.get(name, "segment")
     counts = result.facts.replay
-    assert counts[f"{kind}_hits"] == len(LONG) + 6
+    assert counts[f"{kind}_hits"] == len(LONG) + 5
     assert sum(counts[f"{other}_hits"] for other in ("exact", "segment", "bounded")) == counts[f"{kind}_hits"]
     assert result.facts.fault_calls[f"{FAULTS}:cached_pages_hashed"] > 0
     assert (counts["replayed_encoder_rows"] > 0) == (kind != "exact")
+
+
+@pytest.mark.parametrize("name", ["twins", "segment twins"])
+def test_a_request_hit_blocks_that_were_filled_in_its_own_step(name: str, results: Results) -> None:
+    assert results[name].requests["p131@second"].facts.num_cached_tokens == (131 - KEEP) // BLOCK * BLOCK
+    assert {"p131@first": 131, "p131@second": 131 - 96} in results[name].facts.steps
 
 
 def test_a_bounded_hit_is_another_function(results: Results) -> None:
     wrong = _differing(results, "bounded", "mask")
     assert wrong
     assert all("@" in name for name in wrong)
-    assert results["bounded"].facts.replay["replayed_encoder_rows"] == WINDOW * (len(LONG) + 6)
+    assert results["bounded"].facts.replay["replayed_encoder_rows"] == WINDOW * (len(LONG) + 5)
 
 
 def test_the_path_of_a_graph_was_taken_at_borders(results: Results) -> None:
