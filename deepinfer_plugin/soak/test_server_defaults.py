@@ -53,7 +53,7 @@ def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 @pytest.fixture(scope="module")
 def everything(folder: Path) -> int:
     """Size of the vocabulary."""
-    return int(json.loads((folder / "config.json").read_text(encoding="utf-8"))["vocab_size"])
+    return int(json.loads((folder / "config.json").read_text(encoding="utf-8"))["text_config"]["vocab_size"])
 
 
 def ask(server: Server, **changed: Any) -> Any:
