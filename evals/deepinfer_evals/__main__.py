@@ -11,7 +11,6 @@ import signal
 import sys
 from typing import NoReturn
 
-from deepinfer_evals import compare, doctor, report, run_command, verify
 from deepinfer_kernels.errors import DeepInferError
 from deepinfer_plugin import __version__
 from deepinfer_plugin.errors import SettingError
@@ -26,26 +25,32 @@ class _Parser(argparse.ArgumentParser):
 
 def main(arguments: list[str] | None = None) -> int:
     """Parse the command line and run one command."""
+    words = sys.argv[1:] if arguments is None else arguments
+    kept = "; finished answers are kept, the same command continues" if words[:1] == ["run"] else ""
+    try:
+        return _run(words)
+    except DeepInferError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"stopped{kept}", file=sys.stderr)
+        return 130
+
+
+def _run(words: list[str]) -> int:
+    from deepinfer_evals import compare, doctor, report, run_command, verify  # seconds in which Ctrl-C may come
+
     parser = _Parser(prog="python -m deepinfer_evals", description="Scores that can be run again, to the bit.")
     parser.add_argument("--version", action="version", version=f"deepinfer-plugin {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for command in (run_command, report, compare, verify, doctor):
         command.add_parser(commands)
-    words = sys.argv[1:] if arguments is None else arguments
     border = words.index("--") if "--" in words else len(words)
     parsed = parser.parse_args(words[:border])
     parsed.vllm = words[border + 1 :]
-    try:
-        if parsed.vllm and getattr(parsed, "model", None) is None:
-            raise SettingError(f"arguments: {parsed.vllm[0]} after -- is for a server of our own; name it with --model")
-        return int(parsed.run(parsed))
-    except DeepInferError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        kept = "; finished answers are kept, the same command continues" if parsed.run is run_command.run else ""
-        print(f"stopped{kept}", file=sys.stderr)
-        return 130
+    if parsed.vllm and getattr(parsed, "model", None) is None:
+        raise SettingError(f"arguments: {parsed.vllm[0]} after -- is for a server of our own; name it with --model")
+    return int(parsed.run(parsed))
 
 
 def _interrupt(number: int, frame: object) -> None:
