@@ -185,15 +185,20 @@ def test_interrupts_keep_what_is_finished_and_say_so(rows: Path, tmp_path: Path)
     assert len(set(seeds)) <= len(seeds) <= len(set(seeds)) + 2  # those in flight at the first interrupt
 
 
-FORGETS = (
-    "import sys; from deepinfer_evals import journal; from deepinfer_evals.__main__ import main\n"
-    "enter = journal.Journal.__enter__\n"
-    "def forget(self):\n"
-    "    self.path.unlink(missing_ok=True)\n"
-    "    return enter(self)\n"
-    "journal.Journal.__enter__ = forget\n"
-    "sys.exit(main(sys.argv[1:]))"
-)
+# A program whose journal, when it is opened, first does something to its file.
+FAULTY = """
+import sys
+from deepinfer_evals import journal
+from deepinfer_evals.__main__ import main
+enter = journal.Journal.__enter__
+def broken(self):
+    {fault}
+    return enter(self)
+journal.Journal.__enter__ = broken
+sys.exit(main(sys.argv[1:]))
+"""
+FORGETS = "self.path.unlink(missing_ok=True)"
+ALTERS = "self.path.exists() and self.path.write_bytes(self.path.read_bytes().replace(b'because', b'becausf', 1))"
 
 
 @pytest.mark.slow
@@ -212,15 +217,16 @@ def test_kills_lose_nothing_and_repeat_nothing(command: Command, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_a_journal_that_forgets_is_seen_by_the_trial_of_kills(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("fault", "what"), [(FORGETS, "repeated"), (ALTERS, "lost")])
+def test_a_faulty_journal_is_seen_by_the_trial_of_kills(fault: str, what: str, tmp_path: Path) -> None:
     rows = mini.write_rows(tmp_path / "rows", mini.aime_rows(12))
     out = tmp_path / "run"
     with FakeServer(delay_s=0.05) as server:
         line = ["run", "aime2026", "--base-url", server.base_url, "--data-dir", str(rows), "--out", str(out)]
-        killed = KilledRun(server, [*line, "--concurrency", "1"], out, 12, program=("-c", FORGETS))
-        kills = killed.killed(2, seed=7, spread_s=0.2)
-    assert kills.lost > 0
-    assert kills.repeated > 0
+        program = ("-c", FAULTY.format(fault=fault))
+        kills = KilledRun(server, [*line, "--concurrency", "1"], out, 12, program).killed(2, seed=7, spread_s=0.2)
+    assert getattr(kills, what) > 0
+    assert kills.while_asking == 2
     assert not kills.is_clean
 
 

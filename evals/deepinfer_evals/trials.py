@@ -120,14 +120,16 @@ def planted(base_url: str, folder: Path, number: int) -> dict[str, bool]:
     return result
 
 
-def killed_run(server: Server, folder: Path, questions: int, epochs: int, kills: int) -> tuple[Kills, dict[str, Any]]:
+def killed_run(
+    server: Server, folder: Path, questions: int, epochs: int, kills: int, seed: int = 1
+) -> tuple[Kills, dict[str, Any]]:
     """A run with short answers killed so often, and its comparison with one that was left alone."""
     rows = mini.write_rows(folder / "rows", mini.aime_rows(questions))
     alone, out = folder / "short", folder / "killed"
     run(words(server.base_url, rows, alone, "--epochs", epochs, "--concurrency", 24, letters=SHORT))
     with Relay(server.base_url) as relay:
         line = words(relay.base_url, rows, out, "--epochs", epochs, "--concurrency", 4, letters=SHORT)
-        found = KilledRun(relay, line, out, questions * epochs).killed(kills, seed=1, spread_s=ANSWER_S)
+        found = KilledRun(relay, line, out, questions * epochs).killed(kills, seed=seed, spread_s=ANSWER_S)
     return found, comparison(RunFolder(alone), RunFolder(out))
 
 
