@@ -91,6 +91,7 @@ def test_a_changed_byte_of_a_stored_prompt_is_named(verified: Verified, out: Pat
     code, found = verified()
     assert code == 1
     assert "the prompt of question 7 " in found["findings"][0]
+    assert found["conclusion"].endswith("differ in prompts (prompts.questions.7)")
     assert {one["key"][0] for one in found["sample_differences"]} == {"7"}
 
 

@@ -116,7 +116,10 @@ def planted(base_url: str, folder: Path, number: int) -> dict[str, bool]:
     parted = {(one["key"][0], one["key"][1]) for one in found["sample_differences"]}
     asked = {(name, epoch) for name, epoch in found["asked"] if name == question}
     named = [f"the prompt of question {question} " in line for line in found["findings"]]
-    result["prompt byte"] = code == 1 and named == [True] and parted == asked and not found["manifest_differences"]
+    paths = [one["path"] for one in found["manifest_differences"]]
+    result["prompt byte"] = (
+        code == 1 and named == [True] and parted == asked and paths == [f"prompts.questions.{question}"]
+    )
     return result
 
 

@@ -108,7 +108,10 @@ def _again(folder: RunFolder, manifest: Manifest, arguments: argparse.Namespace)
         "benchmark": {"name": benchmark.name, "version": benchmark.version},
         "seeds": {**hashed["seeds"], "rule": RULE},
         "grader": {**hashed["grader"], "source": grader_hash(benchmark.grader)},
-        "prompts": {**hashed["prompts"], "template": text_hash(benchmark.template())},
+        "prompts": {
+            "template": text_hash(benchmark.template()),
+            "questions": {question.id: text_hash(question.prompt) for question in stored},
+        },
         "sampling": _overridden(hashed["sampling"], arguments.override),
     }
     questions = {question.id: question for question in stored}
