@@ -167,12 +167,13 @@ install() {
 }
 
 run_tests() {
-    local packages=() failed=() folder determinism
+    local packages=() failed=() folder determinism kernels
     export DEEPINFER_ACCELERATOR=cpu CUDA_VISIBLE_DEVICES="" OMP_NUM_THREADS=1 VLLM_NO_USAGE_STATS=1 HF_HUB_OFFLINE=1
     for folder in $VENV/lib/python3.12/site-packages/deepinfer_*/; do
         case $folder in
             *.dist-info/) ;;
             */deepinfer_determinism/) determinism=$folder ;; # starts its own processes and reports once, at its end
+            */deepinfer_kernels/) kernels=$folder ;; # needs Triton's compiler; the plugin's tests put its interpreter there
             *) packages+=("$folder") ;;
         esac
     done
@@ -182,9 +183,11 @@ run_tests() {
     $VENV/bin/ruff format --check . || failed+=(ruff-format)
     say "== mypy"
     find "${SOURCES[@]}" -name '*.py' -not -path '*/.*' -print0 | xargs -0 $VENV/bin/mypy --strict || failed+=(mypy)
-    say "== pytest, from the installed wheel"
+    say "== pytest of the kernels, from the installed wheel"
     local pytest=($VENV/bin/pytest -c pyproject.toml --rootdir . -o pythonpath= -m 'not gpu and not npu and not weights')
     # one file stays in one process, so that its engines are started once
+    "${pytest[@]}" -n 2 --dist loadfile "$kernels" "$@" || failed+=(kernels)
+    say "== pytest of the other packages"
     "${pytest[@]}" -n 2 --dist loadfile "${packages[@]}" "$@" || failed+=(pytest)
     say "== determinism, quick set"
     "${pytest[@]}" "$determinism" "$@" || failed+=(determinism)

@@ -35,4 +35,5 @@ def _engine_arguments(flags: list[str]) -> Any:
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     parser = EngineArgs.add_cli_args(FlexibleArgumentParser(prog="status … --"))
-    return EngineArgs.from_cli_args(parser.parse_args(flags))
+    named = ["--model=.", *flags]  # without a model vLLM would look for its default one in the Hub
+    return EngineArgs.from_cli_args(parser.parse_args(named))

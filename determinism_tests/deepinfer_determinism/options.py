@@ -4,12 +4,20 @@ of its own is read too late to add them. Loads nothing else.
 
 from __future__ import annotations
 
+import signal
+import threading
 from pathlib import Path
 
 import pytest
 
 # Where all of these stand as they are, as in tests of other packages, nothing is loaded to check them.
 _DEFAULTS: dict[str, object] = {"device": "cpu", "checkpoint": "nano:0", "relation": [], "result": None}
+
+
+def pytest_sessionstart() -> None:
+    """Take Ctrl-C again where the shell has us started in the background, deaf to it: tests interrupt their children."""
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
