@@ -15,7 +15,7 @@ _DEFAULTS: dict[str, object] = {"device": "cpu", "checkpoint": "nano:0", "relati
 
 
 def pytest_sessionstart() -> None:
-    """Take Ctrl-C again where the shell has us started in the background, deaf to it: tests interrupt their children."""
+    """Take Ctrl-C again where the shell has us started in the background, deaf to it; tests interrupt children."""
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
