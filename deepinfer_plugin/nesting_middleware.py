@@ -11,6 +11,8 @@ import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from deepinfer_plugin.server_middleware import add_middleware
+
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
@@ -23,14 +25,8 @@ _BRACKET = re.compile(rb"[\[\]{}]")
 
 
 def add_to_server(parser: Any) -> None:
-    """Make the middleware a default of the parser, if it is that of a server; ``--middleware`` adds others to it.
-
-    Args:
-        parser: an ``argparse`` parser, or None.
-    """
-    present = None if parser is None else parser.get_default("middleware")
-    if present is not None and CLASS_PATH not in present:
-        parser.set_defaults(middleware=[*present, CLASS_PATH])
+    """See ``add_middleware``."""
+    add_middleware(CLASS_PATH, parser)
 
 
 def is_too_deep(body: bytes) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 from deepinfer_plugin import provenance
 from deepinfer_plugin.platforms.capabilities import Capabilities
 from deepinfer_plugin.platforms.detect import current_decision
+from deepinfer_plugin.server_middleware import add_middleware
 from deepinfer_plugin.settings import Settings
 
 PATH = "/deepinfer/provenance"
@@ -61,14 +62,8 @@ Application = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None
 
 
 def add_to_server(parser: Any) -> None:
-    """Make the middleware a default of the parser, if it is that of a server; ``--middleware`` adds others to it.
-
-    Args:
-        parser: an ``argparse`` parser, or None.
-    """
-    present = None if parser is None else parser.get_default("middleware")
-    if present is not None and CLASS_PATH not in present:
-        parser.set_defaults(middleware=[*present, CLASS_PATH])
+    """See ``add_middleware``."""
+    add_middleware(CLASS_PATH, parser)
 
 
 def file_hash(path: Path) -> str:

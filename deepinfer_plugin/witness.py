@@ -20,6 +20,7 @@ from typing import Any
 from deepinfer_plugin.answer_provenance import of_answer
 from deepinfer_plugin.sampling.front_end import reported_seed
 from deepinfer_plugin.sampling.seeds import SEED_MODULUS
+from deepinfer_plugin.server_middleware import add_middleware
 
 CLASS_PATH = f"{__name__}.WitnessMiddleware"
 WITNESS = "witness"  # keys in ``vllm_xargs``: 1 asks for it; they are taken out before vLLM sees the request
@@ -66,14 +67,8 @@ def witness_of(prompt_ids: Sequence[int], output_ids: Sequence[int], logprobs: S
 
 
 def add_to_server(parser: Any) -> None:
-    """Make the middleware a default of the parser, if it is that of a server; ``--middleware`` adds others to it.
-
-    Args:
-        parser: an ``argparse`` parser, or None.
-    """
-    present = None if parser is None else parser.get_default("middleware")
-    if present is not None and CLASS_PATH not in present:
-        parser.set_defaults(middleware=[*present, CLASS_PATH])
+    """See ``add_middleware``."""
+    add_middleware(CLASS_PATH, parser)
 
 
 @dataclass(slots=True)

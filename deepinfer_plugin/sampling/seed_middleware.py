@@ -13,6 +13,7 @@ from typing import Any
 
 from deepinfer_plugin.sampling.front_end import SEEDS_OF_RESPONSE
 from deepinfer_plugin.sampling.sums import SUMS_OF_RESPONSE
+from deepinfer_plugin.server_middleware import add_middleware
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -24,14 +25,8 @@ _EVENT = b"data: {"
 
 
 def add_to_server(parser: Any) -> None:
-    """Make the middleware a default of the parser, if it is that of a server; ``--middleware`` adds others to it.
-
-    Args:
-        parser: an ``argparse`` parser, or None.
-    """
-    present = None if parser is None else parser.get_default("middleware")
-    if present is not None and CLASS_PATH not in present:
-        parser.set_defaults(middleware=[*present, CLASS_PATH])
+    """See ``add_middleware``."""
+    add_middleware(CLASS_PATH, parser)
 
 
 class SeedMiddleware:
