@@ -11,6 +11,7 @@ from vllm.logger import init_logger
 
 from deepinfer_kernels.hc_collapse import hc_collapse
 from deepinfer_plugin import __version__, envs
+from deepinfer_plugin.cache.groups import cache_groups
 from deepinfer_plugin.cache.records import KVRecords
 from deepinfer_plugin.cache.specs import num_drafts
 from deepinfer_plugin.encoding.token_map import build_token_map
@@ -32,6 +33,7 @@ from deepinfer_plugin.settings import Settings
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.sequence import IntermediateTensors
+    from vllm.v1.kv_cache_interface import KVCacheGroupSpec, KVCacheSpec
 
     from deepinfer_plugin.worker.model_state import DeepInferModelState
 
@@ -101,6 +103,13 @@ class DeepseekV41ForCausalLM(nn.Module):
         from deepinfer_plugin.worker.model_state import DeepInferModelState
 
         return DeepInferModelState
+
+    @classmethod
+    def get_kv_cache_groups(
+        cls, vllm_config: "VllmConfig", kv_cache_spec: dict[str, "KVCacheSpec"]
+    ) -> list["KVCacheGroupSpec"]:
+        """Groups of caches that share a block table, for vLLM's planner."""
+        return cache_groups(vllm_config, kv_cache_spec)
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
         """input_ids: [num_tokens] -> [num_tokens, hidden_size] in the activation dtype."""
