@@ -254,7 +254,7 @@ def load_vllm() -> None:
 def collect_engine() -> None:
     """Free a closed engine, to which nothing points any more but itself.
 
-    What is left by then, a million objects of imported modules, stays as long as the process and is not looked at again.
+    What is left by then, a million objects of imported modules, stays with the process and is not looked at again.
     """
     gc.collect()
     gc.freeze()

@@ -17,14 +17,14 @@ MAX_PROMPT = 150
 
 def num_prompts(depth: str) -> int:
     """Prompts of a policy, each computed once per budget."""
-    return 30 if depth == "quick" else 250
+    return 16 if depth == "quick" else 250
 
 
 def random_hits_workload(sizes: Sizes, seed: int, count: int) -> Workload:
-    """Probes of random lengths, greedy, without prompt rows."""
+    """Probes of random lengths, more of them long, since only these can hit; greedy, without prompt rows."""
     draw = random.Random(f"random hits {seed}")
     workload = Workload(sizes=sizes, seed=seed, probes=())
-    lengths = [draw.randint(1, MAX_PROMPT) for _ in range(count)]
+    lengths = [round(draw.triangular(1, MAX_PROMPT, MAX_PROMPT)) for _ in range(count)]
     return replace(workload, probes=tuple(workload.neighbour(f"t{i}", length) for i, length in enumerate(lengths)))
 
 
