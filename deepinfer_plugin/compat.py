@@ -91,7 +91,7 @@ PATCHES: tuple[Patch, ...] = (
         what="KVCacheManager.get_computed_blocks wrapped: it passes on the longest hit that bounded replay allows",
         why="rows from the decoder's floor on need the encoder's output, which is not cached; the limit follows from "
         "the prompt's own length, and no extension point of a model or cache sees a request",
-        upstream="vllm/v1/core/kv_cache_manager.py, vLLM 0.33.0; replay/hits.py checks the parameters",
+        upstream="vllm/v1/core/kv_cache_manager.py, vLLM 0.33.0; wrapping.py checks the parameters",
         removal="a KV-cache specification may limit the hit of a request",
     ),
 )

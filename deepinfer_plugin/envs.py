@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import difflib
+import functools
 import os
 import shutil
 import sys
@@ -83,8 +84,15 @@ def load(environ: Mapping[str, str] | None = None) -> Environment:
         SettingError: a value is outside its rule.
     """
     source = os.environ if environ is None else environ
+    return _parsed(tuple(sorted(item for item in source.items() if item[0].startswith(PREFIX))))
+
+
+@functools.lru_cache(maxsize=8)
+def _parsed(found: tuple[tuple[str, str], ...]) -> Environment:
+    """Parsed once for as long as no text changes: every request asks for its server's defaults."""
+    source = dict(found)
     values = {v.name: parse(v.name, source.get(v.name, v.default)) for v in VARIABLES}
-    texts = {name: source[name] for name in sorted(source) if name in _BY_NAME or family_of(name) is not None}
+    texts = {name: text for name, text in found if name in _BY_NAME or family_of(name) is not None}
     return Environment(values=values, texts=texts)
 
 

@@ -6,19 +6,15 @@ vLLM's manager takes a limit, but no extension point passes one for a model: its
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable
 from typing import Any
 
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.kv_cache_interface import KVCacheConfig, iter_layer_specs
 
-from deepinfer_plugin.errors import PlatformError
 from deepinfer_plugin.replay.requests import needs_every_row
 from deepinfer_plugin.replay.window import ReplayRule
-
-_PARAMETERS = ("self", "request", "max_cache_hit_length")
-_IS_OURS = "_deepinfer_limits_hits"
+from deepinfer_plugin.wrapping import wrap
 
 
 def rule_of(config: KVCacheConfig) -> ReplayRule | None:
@@ -37,25 +33,12 @@ def install() -> None:
     Raises:
         PlatformError: the method is not the one this version knows.
     """
-    original = KVCacheManager.get_computed_blocks
-    if getattr(original, _IS_OURS, False):
-        return
-    names = tuple(inspect.signature(original).parameters)
-    if names != _PARAMETERS:
-        raise PlatformError(
-            f"replay: KVCacheManager.get_computed_blocks has the parameters {list(names)}, expected "
-            f"{list(_PARAMETERS)}; install a vLLM version that this plugin supports"
-        )
-
-    @functools.wraps(original)
-    def limited(self: Any, request: Any, max_cache_hit_length: int | None = None) -> Any:
-        return _limited(functools.partial(original, self), self, request, max_cache_hit_length)
-
-    setattr(limited, _IS_OURS, True)
-    KVCacheManager.get_computed_blocks = limited
+    parameters = ("self", "request", "max_cache_hit_length")
+    wrap(KVCacheManager, "get_computed_blocks", parameters, _limited, has_no_other=True)
 
 
-def _limited(look_up: Callable[..., Any], manager: Any, request: Any, max_cache_hit_length: int | None) -> Any:
+def _limited(original: Callable[..., Any], manager: Any, request: Any, max_cache_hit_length: int | None = None) -> Any:
+    look_up = functools.partial(original, manager)
     rule = rule_of(manager.kv_cache_config)
     limit = None
     if rule is not None:

@@ -1,6 +1,7 @@
 """The child: ``python -m deepinfer_determinism.child``; one results file per schedule.
 
-Every line of its standard input is a JSON list of a plan's path and the folder for its results. Unlike the child of the
+Every line of its standard input is a JSON list of a plan's path and the folder for its results. Several children work
+through one plan: each takes the next schedule that nobody has taken. Unlike the child of the
 engine tests it enters faults around single actions, so that one engine serves many mutants, and it counts which
 thresholds were reached.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import json
+import os
 import sys
 import time
 from collections import defaultdict
@@ -36,6 +38,11 @@ CPU_KEY = "cpu_s"  # of the metadata: processor seconds of this schedule
 def result_path(folder: Path, number: int) -> Path:
     """Where the results of schedule ``number`` of a plan lie."""
     return folder / f"{number}.safetensors"
+
+
+def claim_path(folder: Path, number: int) -> Path:
+    """What exists once a child has taken schedule ``number`` of a plan: it holds the id of that process."""
+    return folder / f"{number}.taken"
 
 
 def run_schedule(schedule: Schedule, out: Path) -> None:
@@ -111,12 +118,30 @@ def _fault(path: str) -> Any:
 
 
 def main() -> None:
-    """Run every schedule of every plan."""
+    """Run every schedule of every plan that no other child has taken."""
     platform_class()  # before torch, Triton and vLLM are imported
+    from deepinfer_plugin.engine_child.child import collect_engine, load_vllm
+
+    load_vllm()
+    ran: set[str] = set()
     for line in sys.stdin:
         plan, folder = (Path(word) for word in json.loads(line))
         for number, schedule in enumerate(plan_from_json(plan.read_text(encoding="utf-8"))):
+            if schedule.apart_from in ran or not _take(claim_path(folder, number)):
+                continue
+            ran.add(schedule.name)
             run_schedule(schedule, result_path(folder, number))
+            collect_engine()
+
+
+def _take(claim: Path) -> bool:
+    """Whether this process is the first that claims a schedule; the file then holds its id."""
+    try:
+        with claim.open("x", encoding="utf-8") as file:
+            file.write(str(os.getpid()))
+    except FileExistsError:
+        return False
+    return True
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def check_relations(names: Sequence[str]) -> None:
     Raises:
         SettingError: lists those that do.
     """
-    from deepinfer_determinism.relations import BY_NAME
+    from deepinfer_determinism.configurations import BY_NAME
 
     unknown = sorted(set(names) - BY_NAME.keys())
     if unknown:

@@ -30,6 +30,9 @@ INVERTED_PAIRS = "pairs of requests in another order than the probes'"
 LONGEST_CONTEXT = "longest context beside a probe"
 FORCED = "forced output tokens"
 KINDS_OF_LOGPROBS = "different numbers of log-probabilities asked for"
+HIT_LENGTHS = "different lengths of prefix hits, none included"
+LEFT_OUT_ROWS = "prompt rows that the decoder layers left out"
+REPLAYED_ROWS = "rows that passed the encoder layers again"
 LOST_HITS = "cached prompt tokens that were evicted before the retry"
 
 
@@ -197,6 +200,9 @@ COUNTERS: Mapping[str, Callable[[ScheduleResult], int]] = {
     FORCED: lambda result: sum(len(request.forced) for request in result.schedule.requests.values()),
     KINDS_OF_LOGPROBS: lambda result: len(set(_sampling(result, "logprobs"))),
     LOST_HITS: _lost_hits,
+    HIT_LENGTHS: lambda result: len({request.facts.num_cached_tokens for request in result.requests.values()}),
+    LEFT_OUT_ROWS: lambda result: result.facts.replay["skipped_decoder_rows"],
+    REPLAYED_ROWS: lambda result: result.facts.replay["replayed_encoder_rows"],
     CONCURRENT_BATCHES: lambda result: result.engine[CONCURRENT_BATCHES],
     CAPTURED_SIZES: lambda result: result.engine[CAPTURED_SIZES],
 }
