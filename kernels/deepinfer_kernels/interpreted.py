@@ -27,10 +27,18 @@ from deepinfer_kernels.kv_compress import reference as kv_compress_reference
 from deepinfer_kernels.kv_compress.triton_kernel import compress_pairs_triton
 from deepinfer_kernels.log_softmax import reference as log_softmax_reference
 from deepinfer_kernels.log_softmax.triton_kernel import log_softmax_triton
+from deepinfer_kernels.restrict_logits import reference as restrict_logits_reference
+from deepinfer_kernels.restrict_logits.triton_kernel import restrict_logits_triton
 from deepinfer_kernels.rms_norm import reference as rms_norm_reference
 from deepinfer_kernels.rms_norm.triton_kernel import rms_norm_triton
 from deepinfer_kernels.rope import reference as rope_reference
 from deepinfer_kernels.rope.triton_kernel import rope_triton
+from deepinfer_kernels.sample_tokens import reference as sample_tokens_reference
+from deepinfer_kernels.sample_tokens.triton_kernel import sample_tokens_triton
+from deepinfer_kernels.sampling_noise import reference as sampling_noise_reference
+from deepinfer_kernels.sampling_noise.triton_kernel import gumbel_noise_triton, random_words_triton
+from deepinfer_kernels.sum_smaller_probs.reference import sum_smaller_probs_reference
+from deepinfer_kernels.sum_smaller_probs.triton_kernel import sum_smaller_probs_triton
 from deepinfer_kernels.swa_indices import reference as swa_indices_reference
 from deepinfer_kernels.swa_indices.triton_kernel import entry_slots_triton, window_slots_triton
 from deepinfer_kernels.testing import assert_bitwise_equal, assert_close
@@ -117,7 +125,28 @@ def _logits() -> None:
     assert_close(log_softmax_triton(logits), want, log_softmax_reference.ABSOLUTE_TOLERANCE, "log_softmax")
 
 
-CHECKS: tuple[Callable[[], None], ...] = (_norms, _hyper_connections, _engram, _indices, _state, _logits)
+def _sampler() -> None:
+    """To the bit: integers and single IEEE operations, in which the interpreter is right."""
+    for vocab_size in (1, 5, 1030):
+        numbers = sampling_noise_reference.make_inputs(3, _generator(), "cpu")
+        words = sampling_noise_reference.random_words_reference(*numbers, vocab_size)
+        assert_bitwise_equal(random_words_triton(*numbers, vocab_size), words, "random_words")
+        noise = sampling_noise_reference.gumbel_noise_reference(*numbers, vocab_size)
+        assert_bitwise_equal(gumbel_noise_triton(*numbers, vocab_size), noise, "gumbel_noise")
+        draw = sample_tokens_reference.make_inputs(7, vocab_size, _generator(), "cpu")
+        want = sample_tokens_reference.sample_tokens_reference(*draw)
+        assert_bitwise_equal(sample_tokens_triton(*draw), want, "sample_tokens")
+    for vocab_size in (1, 31, 9000):  # 9000: a search over the row, then one over what it left
+        logits, *limits = restrict_logits_reference.make_inputs(12, vocab_size, _generator(), "cpu")
+        for row in (logits, torch.randn(12, vocab_size, generator=_generator()) * 3):
+            want = restrict_logits_reference.restrict_logits_reference(row, *limits)
+            assert_bitwise_equal(restrict_logits_triton(row, *limits), want, "restrict_logits")
+            ids = torch.arange(12) % vocab_size
+            want = sum_smaller_probs_reference(row, ids)
+            assert_bitwise_equal(sum_smaller_probs_triton(row, ids), want, "sum_smaller_probs")
+
+
+CHECKS: tuple[Callable[[], None], ...] = (_norms, _hyper_connections, _engram, _indices, _state, _logits, _sampler)
 
 
 if __name__ == "__main__":

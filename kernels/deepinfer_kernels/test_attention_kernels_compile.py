@@ -27,12 +27,16 @@ from deepinfer_kernels.log_softmax.triton_kernel import (
     log_sum_exp_triton,
     token_log_softmax_triton,
 )
+from deepinfer_kernels.restrict_logits.triton_kernel import restrict_logits_triton
 from deepinfer_kernels.rms_norm.triton_kernel import rms_norm_triton
 from deepinfer_kernels.rope.triton_kernel import rope_triton
+from deepinfer_kernels.sample_tokens.triton_kernel import sample_tokens_triton
+from deepinfer_kernels.sampling_noise.triton_kernel import gumbel_noise_triton, random_words_triton
 from deepinfer_kernels.sparse_attention.hopper_kernel import sparse_attention_hopper
 from deepinfer_kernels.sparse_attention.reference import SlotList
 from deepinfer_kernels.sparse_attention.triton_kernel import sparse_attention_triton
 from deepinfer_kernels.sparse_attention.triton_kernel_fp32 import sparse_attention_fp32_triton
+from deepinfer_kernels.sum_smaller_probs.triton_kernel import sum_smaller_probs_triton
 from deepinfer_kernels.swa_indices.triton_kernel import entry_slots_triton, window_slots_triton
 
 ROWS, WIDTH, STREAMS, HEADS, HEAD_DIM, VOCAB = 3, 5120, 4, 64, 512, 129280
@@ -122,6 +126,16 @@ def _slots() -> None:
     entry_slots_triton(_int32(ROWS, 512), _int32(ROWS), table, PAGE)
 
 
+def _sampler() -> None:
+    logits, limits = _fp32(ROWS, VOCAB), _fp32(ROWS)
+    numbers = _int64(ROWS), _int64(ROWS), _int64(ROWS)
+    random_words_triton(*numbers, VOCAB)
+    gumbel_noise_triton(*numbers, VOCAB)
+    sample_tokens_triton(logits, limits, *numbers)
+    restrict_logits_triton(logits, _int32(ROWS), limits, limits)
+    sum_smaller_probs_triton(logits, numbers[0])
+
+
 def _log_softmax() -> None:
     logits = _fp32(ROWS, VOCAB)
     log_softmax_triton(logits)
@@ -150,6 +164,7 @@ CALLS: dict[str, Callable[[], object]] = {
     "swa_indices": _slots,
     "kv_compress": _compress,
     "log_softmax": _log_softmax,
+    "sampler": _sampler,
     "store mxfp8": partial(_store_and_gather, HEAD_DIM, RecordFormat.MXFP8),
     "store nvfp4": partial(_store_and_gather, HEAD_DIM, RecordFormat.NVFP4),
     "store mxfp4": partial(_store_and_gather, INDEX_DIM, RecordFormat.MXFP4),
@@ -173,6 +188,16 @@ def test_kernels_compile_for_the_card(name: str, capability: int) -> None:
     assert launches
     for launch in launches:
         assert compile_launch(launch, capability).asm["cubin"], launch.name
+
+
+@pytest.mark.parametrize("capability", [90, 100])
+def test_the_sampler_fuses_and_approximates_nothing(capability: int) -> None:
+    launches = launches_of(_sampler)
+    assert len(launches) == 6
+    for launch in launches:
+        text = compile_launch(launch, capability).asm["ptx"]
+        found = [word for word in ("fma.rn", ".approx", ".ftz", "div.full") if word in text]
+        assert not found, f"{launch.name}: {found}"
 
 
 def test_the_hopper_kernel_multiplies_asynchronously_and_fits_shared_memory() -> None:

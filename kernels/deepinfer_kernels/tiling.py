@@ -26,6 +26,12 @@ LOGSUM_BLOCK = 1024
 # order: 2^21 elements are 16 rows of the released vocabulary, and 16 MiB as int64.
 SAMPLING_ELEMENTS = 1 << 21
 
+# Triton kernels of the sampler. Their sums are of integers and their results are maxima, so no tile changes a bit.
+# Tokens of one program of the draw: 127 programs for one row of the released vocabulary, 8 tokens of a thread.
+SAMPLING_TOKENS = 1024
+# Entries that one program of the restriction holds at once, 8 of a thread. A lane counts to 2^20 / 4096 at most.
+RESTRICT_BLOCK = 4096
+
 # --- Triton kernels of attention, index and the elementwise family -------------------------------------------------
 
 # Rows wider than this are summed by more warps; the width alone decides, so a row has one tree of sums. A thread of a

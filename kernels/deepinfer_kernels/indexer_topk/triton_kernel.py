@@ -14,17 +14,10 @@ import triton.language as tl
 from deepinfer_kernels import tiling
 from deepinfer_kernels.indexer_topk.reference import topk_indices_reference
 from deepinfer_kernels.launching import from_table
+from deepinfer_kernels.triton_elementary import ordered_key
 
 # (entries of a chunk up to, warps): 16 entries of a thread, or a warp for a short row.
 _WARPS = ((256, 1), (1024, 4), (4096, 8), (tiling.TOPK_CHUNK, 16))
-
-
-@triton.jit
-def _ordered_key(score):
-    """uint32 that orders as fp32 scores do; both zeros are equal, -inf and NaN give 0."""
-    bits = (score + 0.0).to(tl.int32, bitcast=True)
-    ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.uint32, bitcast=True) ^ 0x80000000
-    return tl.where(score > -float("inf"), ordered, 0).to(tl.uint32)
 
 
 @triton.jit(do_not_specialize=["num_entries"])
@@ -47,7 +40,7 @@ def _topk_kernel(
     n = chunk * BLOCK + lane
     is_entry = n < num_entries
     score = tl.load(scores_ptr + token * stride_t + n.to(tl.int64) * stride_n, mask=is_entry, other=-float("inf"))
-    key = _ordered_key(score)
+    key = ordered_key(score)
     # Scores rounded to bf16 have no low bits: half of the search, with the low bits of the keys cleared.
     is_short = tl.max(score.to(tl.int32, bitcast=True) & 0xFFFF, axis=0) == 0
     key = tl.where(is_short, (key >> 16) << 16, key)

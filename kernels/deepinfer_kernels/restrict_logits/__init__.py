@@ -3,8 +3,10 @@
 import torch
 
 from deepinfer_kernels import checks
+from deepinfer_kernels.dispatch import use_triton
 from deepinfer_kernels.errors import ShapeError
 from deepinfer_kernels.restrict_logits.reference import MAX_VOCABULARY, restrict_logits_reference
+from deepinfer_kernels.restrict_logits.triton_kernel import restrict_logits_triton
 
 __all__ = ["restrict_logits"]
 
@@ -36,7 +38,7 @@ def restrict_logits(
         ShapeError: arguments that do not fit each other, or a vocabulary whose weights could overflow.
         UnsupportedError: a wrong dtype.
 
-    Invariance: bitwise per row.
+    Invariance: bitwise per row, and the same on any device: exp is that of ``elementary``.
     Source: spec section 10.2, row 27.
     """
     op = "restrict_logits"
@@ -52,4 +54,6 @@ def restrict_logits(
             f"{op}: logits has {logits.shape[1]} columns, expected at most {MAX_VOCABULARY}; "
             "the sum of more weights would not fit 63 bits"
         )
+    if use_triton(logits):
+        return restrict_logits_triton(logits, top_k, top_p, min_p)
     return restrict_logits_reference(logits, top_k, top_p, min_p)

@@ -2,6 +2,7 @@
 
 import torch
 
+from deepinfer_kernels.elementary import exp_nonpositive
 from deepinfer_kernels.tiling import SAMPLING_ELEMENTS
 
 # Fraction bits of a weight. 2^42 steps resolve a probability of 2e-13 of the largest one; 2^20 weights fill 62 bits.
@@ -50,7 +51,7 @@ def _restrict_rows(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tenso
     ranked, order = torch.sort(clean, dim=1, descending=True, stable=True)  # stable: the lower id first
     largest = ranked[:, :1]
     # where the largest logit is +inf the difference is NaN
-    ratio = torch.where(ranked == largest, 1.0, torch.exp(ranked - largest))
+    ratio = torch.where(ranked == largest, 1.0, exp_nonpositive(ranked - largest))
 
     reaches = (ratio >= min_p[:, None]).sum(dim=1)
     num_kept = torch.where(has_min_p, reaches, vocab_size)

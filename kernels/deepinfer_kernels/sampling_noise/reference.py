@@ -2,6 +2,8 @@
 
 import torch
 
+from deepinfer_kernels.elementary import log_positive
+
 WORDS_PER_CALL = 4
 _ROUNDS = 10
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -59,4 +61,4 @@ def gumbel_noise_reference(
     """``gumbel_noise`` on checked arguments."""
     words = random_words_reference(seeds, prompt_hashes, positions, vocab_size).contiguous()
     uniform = (words.double() + 0.5) * 2.0**-32
-    return uniform.log_().neg_().log_().neg_()
+    return -log_positive(-log_positive(uniform))

@@ -3,9 +3,11 @@
 import torch
 
 from deepinfer_kernels import checks
+from deepinfer_kernels.dispatch import use_triton
 from deepinfer_kernels.errors import ShapeError
 from deepinfer_kernels.restrict_logits.reference import MAX_VOCABULARY
 from deepinfer_kernels.sum_smaller_probs.reference import sum_smaller_probs_reference
+from deepinfer_kernels.sum_smaller_probs.triton_kernel import sum_smaller_probs_triton
 
 __all__ = ["sum_smaller_probs"]
 
@@ -26,7 +28,7 @@ def sum_smaller_probs(logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Te
         ShapeError: arguments that do not fit each other, or a vocabulary whose weights could overflow.
         UnsupportedError: a wrong dtype.
 
-    Invariance: bitwise per row.
+    Invariance: bitwise per row, and the same on any device: exp is that of ``elementary``.
     Source: spec section 4.8.
     """
     op = "sum_smaller_probs"
@@ -39,4 +41,6 @@ def sum_smaller_probs(logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Te
             f"{op}: logits has {logits.shape[1]} columns, expected at most {MAX_VOCABULARY}; "
             "the sum of more weights would not fit 63 bits"
         )
+    if use_triton(logits):
+        return sum_smaller_probs_triton(logits, token_ids)
     return sum_smaller_probs_reference(logits, token_ids)

@@ -2,6 +2,7 @@
 
 import torch
 
+from deepinfer_kernels.elementary import exp_nonpositive
 from deepinfer_kernels.restrict_logits.reference import WEIGHT_BITS
 from deepinfer_kernels.tiling import SAMPLING_ELEMENTS
 
@@ -20,7 +21,7 @@ def _sum_rows(logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
     clean = torch.where(logits.isnan(), -torch.inf, logits)
     largest = clean.amax(dim=1, keepdim=True)
     # where the largest logit is infinite the difference is NaN
-    ratio = torch.where(clean == largest, 1.0, torch.exp(clean - largest))
+    ratio = torch.where(clean == largest, 1.0, exp_nonpositive(clean - largest))
     weight = (ratio * 2.0**WEIGHT_BITS).long().masked_fill_(clean == -torch.inf, 0)
     chosen = clean.gather(1, token_ids[:, None])
     ids = torch.arange(logits.shape[1], device=logits.device)
