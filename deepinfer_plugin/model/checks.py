@@ -19,6 +19,7 @@ from deepinfer_plugin.replay.settings import ENCODER_VARIABLE, MODE_VARIABLE, Re
 from deepinfer_plugin.sampling import front_end
 from deepinfer_plugin.sampling.server_defaults import check_server_defaults
 from deepinfer_plugin.settings import Settings
+from deepinfer_plugin.translate import DRAFT_METHOD
 from deepinfer_plugin.worker import live_code
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ def check_engine_options(vllm_config: "VllmConfig") -> None:
     """Refuse what this version cannot serve, naming the option.
 
     Raises:
-        ConfigError: a parallel size above 1, speculative decoding, LoRA, or an odd block size.
+        ConfigError: a parallel size above 1, drafts of another kind than the checkpoint's, LoRA, or an odd block size.
     """
     parallel, cache = vllm_config.parallel_config, vllm_config.cache_config
     for name in (
@@ -166,10 +167,11 @@ def check_engine_options(vllm_config: "VllmConfig") -> None:
     ):
         if getattr(parallel, name):
             raise ConfigError(f"DeepseekV41ForCausalLM: {name} is True, expected False; {reason}, leave the flag out")
-    if vllm_config.speculative_config is not None:
+    speculative = vllm_config.speculative_config
+    if speculative is not None and speculative.method != DRAFT_METHOD:
         raise ConfigError(
-            f"DeepseekV41ForCausalLM: speculative_config.method is {vllm_config.speculative_config.method!r}, expected "
-            "none; this version has no draft model, leave --speculative-config out"
+            f"DeepseekV41ForCausalLM: speculative_config.method is {speculative.method!r}, expected {DRAFT_METHOD!r}, "
+            "the draft blocks of the checkpoint; leave --speculative-config out or name that method"
         )
     if vllm_config.lora_config is not None:
         raise ConfigError("DeepseekV41ForCausalLM: lora_config is set, expected none; leave --enable-lora out")

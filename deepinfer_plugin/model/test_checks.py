@@ -58,8 +58,8 @@ def test_moved_experts_and_micro_batches_are_refused(name: str) -> None:
         check({name: True})
 
 
-def test_drafts_that_the_stock_rejection_sampler_would_judge_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"speculative_config.method is 'ngram', expected none"):
+def test_drafts_of_another_kind_than_the_checkpoints_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"speculative_config.method is 'ngram', expected 'dspark'"):
         check(speculative_config=SimpleNamespace(method="ngram"))
 
 
