@@ -19,12 +19,15 @@ from deepinfer_plugin.replay.settings import ENCODER_VARIABLE, MODE_VARIABLE, Re
 from deepinfer_plugin.sampling import front_end
 from deepinfer_plugin.sampling.server_defaults import check_server_defaults
 from deepinfer_plugin.settings import Settings
-from deepinfer_plugin.translate import DRAFT_METHOD
+from deepinfer_plugin.speculative.front_end import install as allow_parameters_beside_drafts
 from deepinfer_plugin.worker import live_code
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig as EngineModelConfig
     from vllm.config import VllmConfig
+
+DRAFT_METHODS = ("dspark", "ngram")
+"""Who may draft. The answer depends on neither of them: verification is by exact match."""
 
 logger = init_logger(f"vllm.{__name__}")
 
@@ -63,6 +66,7 @@ class DeepseekV41Checks(DeepseekV4ForCausalLMConfig):
         front_end.install()
         admission.install()
         trigger.install()
+        allow_parameters_beside_drafts()
         require_xgrammar(vllm_config)
         limit_grammar_cache(Settings.from_envs())
         if not vllm_config.parallel_config.worker_extension_cls:  # a user's own, as reinforcement learning needs, stays
@@ -168,10 +172,10 @@ def check_engine_options(vllm_config: "VllmConfig") -> None:
         if getattr(parallel, name):
             raise ConfigError(f"DeepseekV41ForCausalLM: {name} is True, expected False; {reason}, leave the flag out")
     speculative = vllm_config.speculative_config
-    if speculative is not None and speculative.method != DRAFT_METHOD:
+    if speculative is not None and speculative.method not in DRAFT_METHODS:
         raise ConfigError(
-            f"DeepseekV41ForCausalLM: speculative_config.method is {speculative.method!r}, expected {DRAFT_METHOD!r}, "
-            "the draft blocks of the checkpoint; leave --speculative-config out or name that method"
+            f"DeepseekV41ForCausalLM: speculative_config.method is {speculative.method!r}, expected "
+            f"{' or '.join(DRAFT_METHODS)}; no other drafter is tested with this model"
         )
     if vllm_config.lora_config is not None:
         raise ConfigError("DeepseekV41ForCausalLM: lora_config is set, expected none; leave --enable-lora out")

@@ -25,6 +25,8 @@ from deepinfer_plugin.replay import series
 from deepinfer_plugin.replay.inputs import ReplayInputs
 from deepinfer_plugin.sampling.sampler import DeepInferSampler
 from deepinfer_plugin.settings import Settings
+from deepinfer_plugin.speculative.drafts import mend_drafts
+from deepinfer_plugin.speculative.verify import ExactMatchVerifier
 from deepinfer_plugin.worker.replay_state import ReplayState
 from deepinfer_plugin.worker.startup_proof import prove_drafter, prove_forward, prove_sampler
 from deepinfer_plugin.worker.warm_up import warm_up
@@ -102,12 +104,13 @@ class DeepInferModelState(DefaultModelState):
     def _figures(self) -> dict[str, float]:
         return {metrics.ROWS.name: self._rows, metrics.PADDING_ROWS.name: self._padding_rows}
 
-    def custom_sampler(self, sampler: Sampler) -> tuple[DeepInferSampler, None]:
-        """Our sampler in the place of the stock one."""
+    def custom_sampler(self, sampler: Sampler) -> tuple[DeepInferSampler, ExactMatchVerifier | None]:
+        """Our sampler in the place of the stock one, and with drafts our verifier in that of rejection sampling."""
         self._sampler = DeepInferSampler.adopt(sampler)
         if self._drafter is not None:
             self._drafter.bind_sampler(self._sampler)
-        return self._sampler, None
+        count = num_drafts(self.vllm_config)
+        return self._sampler, ExactMatchVerifier(self._sampler, count) if count > 0 else None
 
     def add_request(self, req_index: int, new_req_data: NewRequestData) -> None:
         """Called for a new request and again for one that resumes after preemption, with the same prompt."""
@@ -144,6 +147,8 @@ class DeepInferModelState(DefaultModelState):
         return metadata
 
     def prepare_inputs(self, input_batch: InputBatch, req_states: RequestState) -> dict[str, Any]:
+        if input_batch.num_draft_tokens > 0:
+            mend_drafts(input_batch.input_ids, self.model.config.vocab_size)
         inputs = super().prepare_inputs(input_batch, req_states)
         num_tokens = input_batch.num_tokens_after_padding
         self._rows += input_batch.num_tokens

@@ -43,6 +43,7 @@ def run_schedule(schedule: Schedule, out: Path) -> None:
     from safetensors.numpy import save_file
 
     from deepinfer_plugin.engine_child.child import EngineDriver
+    from deepinfer_plugin.engine_child.drafters import Answers
 
     run = schedule.run
     envs.set_variable("DEEPINFER_ARITHMETIC", run.arithmetic.value)
@@ -52,7 +53,7 @@ def run_schedule(schedule: Schedule, out: Path) -> None:
         stack.enter_context(envs.variables_set(run.variables))
         reached: dict[str, list[int]] = stack.enter_context(_observed()) if schedule.observe else {}
         whole_run = {path: stack.enter_context(_fault(path)) for path in run.faults}
-        driver = EngineDriver(run)
+        driver = EngineDriver(run, Answers())
         stack.callback(driver.close)
         started_s = time.monotonic()
         for paths, numbers in _spans(schedule):
