@@ -150,7 +150,7 @@ def check_engine_options(vllm_config: "VllmConfig") -> None:
     """Refuse what this version cannot serve, naming the option.
 
     Raises:
-        ConfigError: a parallel size above 1, speculative decoding, LoRA, or an odd block size.
+        ConfigError: a parallel size above 1, drafts of another kind than the checkpoint's, LoRA, or an odd block size.
     """
     parallel, cache = vllm_config.parallel_config, vllm_config.cache_config
     for name in (
