@@ -94,6 +94,14 @@ PATCHES: tuple[Patch, ...] = (
         upstream="vllm/v1/core/kv_cache_manager.py, vLLM 0.33.0; wrapping.py checks the parameters",
         removal="a KV-cache specification may limit the hit of a request",
     ),
+    Patch(
+        what="SamplingParams._validate_spec_decode wrapped: a request of our model may have min_p and logit_bias "
+        "beside drafts",
+        why="vLLM refuses them because its rejection sampler leaves them out; our verifier draws every row with all of "
+        "them",
+        upstream="vllm/sampling_params.py, vLLM 0.33.0; wrapping.py checks the parameters",
+        removal="vLLM asks the sampler of a model which parameters it takes",
+    ),
 )
 
 

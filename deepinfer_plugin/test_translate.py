@@ -256,7 +256,7 @@ def engine_options(**changed: Any) -> Any:
     [
         *({f"{size}_parallel_size": 2} for size in ("tensor", "pipeline", "data", "prefill_context", "decode_context")),
         {"enable_eplb": True},
-        {"speculative_config": SimpleNamespace(method="dspark")},
+        {"speculative_config": SimpleNamespace(method="mtp")},
     ],
     ids=lambda option: next(iter(option)),
 )

@@ -17,6 +17,7 @@ from unittest import mock
 import numpy as np
 
 from deepinfer_plugin import envs
+from deepinfer_plugin.engine_child.drafters import Answers, cut_drafts, inject
 from deepinfer_plugin.engine_child.plan import (
     FACTS_KEY,
     Action,
@@ -29,6 +30,7 @@ from deepinfer_plugin.engine_child.plan import (
 )
 from deepinfer_plugin.platforms.detect import platform_class
 from deepinfer_plugin.replay import counters
+from deepinfer_plugin.speculative.counters import VERIFICATION
 
 if TYPE_CHECKING:
     from vllm import RequestOutput, SamplingParams
@@ -61,6 +63,7 @@ class _Completion:
 class _State:
     """What has arrived of one request."""
 
+    prompt: tuple[int, ...]
     completions: list[_Completion] = field(default_factory=list)
     internal_ids: list[str] = field(default_factory=list)
     prompt_rows: np.ndarray | None = None
@@ -70,14 +73,15 @@ class _State:
 
 
 class _Observer:
-    """Reads what the scheduler decided, step by step, without changing it."""
+    """Reads what the scheduler decided, step by step; changes nothing but the drafts that ``lengths`` cuts."""
 
-    def __init__(self, engine: LLMEngine) -> None:
+    def __init__(self, engine: LLMEngine, lengths: str | None) -> None:
         self.steps: list[dict[str, int]] = []
         self.preemptions: dict[str, int] = defaultdict(int)
         scheduler = engine.engine_core.engine_core.scheduler
         self._cache_manager = scheduler.kv_cache_manager
         self._schedule = scheduler.schedule
+        self._cut = None if lengths is None else cut_drafts(scheduler, lengths)
         scheduler.schedule = self._observed
 
     @property
@@ -86,6 +90,8 @@ class _Observer:
         return float(self._cache_manager.usage)
 
     def _observed(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        if self._cut is not None:
+            self._cut()
         output = self._schedule(*args, **kwargs)
         self.steps.append(dict(output.num_scheduled_tokens))
         for request_id in output.preempted_req_ids or ():
@@ -96,7 +102,7 @@ class _Observer:
 class EngineDriver:
     """One engine and the requests it was given."""
 
-    def __init__(self, run: EngineRun) -> None:
+    def __init__(self, run: EngineRun, answers: Answers) -> None:
         from vllm import EngineArgs
         from vllm.utils.argparse_utils import FlexibleArgumentParser
         from vllm.v1.engine.llm_engine import LLMEngine
@@ -105,9 +111,13 @@ class EngineDriver:
         parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
         self._engine = LLMEngine.from_engine_args(EngineArgs.from_cli_args(parser.parse_args(flags)))
         self._vocab_size = int(self._engine.model_config.get_vocab_size())
-        self._observer = _Observer(self._engine)
+        self._observer = _Observer(self._engine, run.lengths)
+        self._answers = answers
+        if run.drafter is not None:
+            inject(self._engine, run.drafter, answers)
         self._states: dict[str, _State] = {}
         self._replay_before = counters.snapshot()
+        VERIFICATION.counts = None
 
     def act(self, action: Action) -> None:
         """Carry out one action, then its engine steps."""
@@ -144,6 +154,7 @@ class EngineDriver:
             fault_calls=fault_calls,
             requests={name: self._request_facts(state) for name, state in self._states.items()},
             replay=counters.since(self._replay_before),
+            drafts=VERIFICATION.figures(),
         )
 
     def arrays(self, prefix: str) -> dict[str, np.ndarray]:
@@ -159,14 +170,17 @@ class EngineDriver:
         return found
 
     def close(self) -> None:
-        """Stop the engine so that the next one can be built in this process, behind ``collect_engine``."""
+        """Keep its answers for drafters and stop it, so that ``collect_engine`` makes room for the next one."""
+        for state in self._states.values():
+            for completion in state.completions:
+                self._answers.add(state.prompt, completion.tokens)
         with mock.patch.object(gc, "collect"):  # vLLM's two searches would find nothing while this object lives
             self._engine.engine_core.shutdown()
 
     def _add(self, request: Request) -> None:
         from vllm.exceptions import VLLMValidationError
 
-        state = self._states[request.name] = _State()
+        state = self._states[request.name] = _State(prompt=request.tokens)
         try:
             params = self._sampling_params(request)
             prompt = {"prompt_token_ids": list(request.tokens)}
@@ -260,13 +274,13 @@ def collect_engine() -> None:
     gc.freeze()
 
 
-def run_engine(run: EngineRun) -> tuple[RunFacts, dict[str, np.ndarray]]:
+def run_engine(run: EngineRun, answers: Answers) -> tuple[RunFacts, dict[str, np.ndarray]]:
     """Build the engine, carry out its actions, stop it."""
     envs.set_variable("DEEPINFER_ARITHMETIC", run.arithmetic.value)
     begin_s = time.monotonic()
     with ExitStack() as stack:
         stack.enter_context(envs.variables_set(run.variables))
-        driver = EngineDriver(run)
+        driver = EngineDriver(run, answers)
         stack.callback(driver.close)
         counters = {path: stack.enter_context(_load(path)()) for path in run.faults}
         started_s = time.monotonic()
@@ -285,8 +299,9 @@ def main(plan: Path, out: Path) -> None:
 
     facts: dict[str, Any] = {}
     arrays: dict[str, np.ndarray] = {}
+    answers = Answers()
     for run in runs_from_json(json.loads(plan.read_text(encoding="utf-8"))):
-        run_facts, run_arrays = run_engine(run)
+        run_facts, run_arrays = run_engine(run, answers)
         facts[run.name] = asdict(run_facts)
         arrays.update(run_arrays)
         collect_engine()

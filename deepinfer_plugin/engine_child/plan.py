@@ -52,6 +52,7 @@ class EngineRun:
     ``flags`` are those of ``vllm serve`` and stand after the defaults of ``child.py``. ``faults`` are import paths
     ``module:function`` of context managers without arguments, entered when the engine has started: its own proof of
     batch invariance at start-up would refuse some of them. ``variables`` are DEEPINFER_* variables for this engine.
+    ``drafter`` and ``lengths`` name one of ``drafters.py`` for an engine with drafts; None leaves the engine's own.
     """
 
     name: str
@@ -61,6 +62,8 @@ class EngineRun:
     actions: tuple[Action, ...] = ()
     faults: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
+    drafter: str | None = None
+    lengths: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +96,8 @@ class RunFacts:
     """What happened in an engine. ``steps`` lists per engine step the tokens computed for each request.
 
     ``kv_usage`` is the share of cache blocks still held at the end, 0 unless requests are left. ``fault_calls`` counts
-    per planted fault how often its changed code ran. ``replay`` are the counts of ``replay.counters`` by name.
+    per planted fault how often its changed code ran. ``replay`` are the counts of ``replay.counters`` by name,
+    ``drafts`` those of ``speculative.counters``: verified and accepted by draft position.
     """
 
     steps: tuple[Mapping[str, int], ...] = ()
@@ -104,6 +108,7 @@ class RunFacts:
     fault_calls: Mapping[str, int] = field(default_factory=dict)
     requests: Mapping[str, RequestFacts] = field(default_factory=dict)
     replay: Mapping[str, int] = field(default_factory=dict)
+    drafts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 def runs_to_json(runs: Sequence[EngineRun]) -> list[dict[str, Any]]:
@@ -146,7 +151,8 @@ def facts_from_json(value: Mapping[str, Any]) -> RunFacts:
         )
         for name, facts in value["requests"].items()
     }
-    return RunFacts(**{**value, "steps": tuple(value["steps"]), "requests": requests})
+    drafts = {name: tuple(counts) for name, counts in value["drafts"].items()}
+    return RunFacts(**{**value, "steps": tuple(value["steps"]), "requests": requests, "drafts": drafts})
 
 
 def _run(value: dict[str, Any]) -> EngineRun:

@@ -19,11 +19,15 @@ from deepinfer_plugin.replay.settings import ENCODER_VARIABLE, MODE_VARIABLE, Re
 from deepinfer_plugin.sampling import front_end
 from deepinfer_plugin.sampling.server_defaults import check_server_defaults
 from deepinfer_plugin.settings import Settings
+from deepinfer_plugin.speculative.front_end import install as allow_parameters_beside_drafts
 from deepinfer_plugin.worker import live_code
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig as EngineModelConfig
     from vllm.config import VllmConfig
+
+DRAFT_METHODS = ("dspark", "ngram")
+"""Who may draft. The answer depends on neither of them: verification is by exact match."""
 
 logger = init_logger(f"vllm.{__name__}")
 
@@ -62,6 +66,7 @@ class DeepseekV41Checks(DeepseekV4ForCausalLMConfig):
         front_end.install()
         admission.install()
         trigger.install()
+        allow_parameters_beside_drafts()
         require_xgrammar(vllm_config)
         limit_grammar_cache(Settings.from_envs())
         if not vllm_config.parallel_config.worker_extension_cls:  # a user's own, as reinforcement learning needs, stays
@@ -145,7 +150,7 @@ def check_engine_options(vllm_config: "VllmConfig") -> None:
     """Refuse what this version cannot serve, naming the option.
 
     Raises:
-        ConfigError: a parallel size above 1, speculative decoding, LoRA, or an odd block size.
+        ConfigError: a parallel size above 1, drafts of another kind than the checkpoint's, LoRA, or an odd block size.
     """
     parallel, cache = vllm_config.parallel_config, vllm_config.cache_config
     for name in (
@@ -166,10 +171,11 @@ def check_engine_options(vllm_config: "VllmConfig") -> None:
     ):
         if getattr(parallel, name):
             raise ConfigError(f"DeepseekV41ForCausalLM: {name} is True, expected False; {reason}, leave the flag out")
-    if vllm_config.speculative_config is not None:
+    speculative = vllm_config.speculative_config
+    if speculative is not None and speculative.method not in DRAFT_METHODS:
         raise ConfigError(
-            f"DeepseekV41ForCausalLM: speculative_config.method is {vllm_config.speculative_config.method!r}, expected "
-            "none; this version has no draft model, leave --speculative-config out"
+            f"DeepseekV41ForCausalLM: speculative_config.method is {speculative.method!r}, expected "
+            f"{' or '.join(DRAFT_METHODS)}; no other drafter is tested with this model"
         )
     if vllm_config.lora_config is not None:
         raise ConfigError("DeepseekV41ForCausalLM: lora_config is set, expected none; leave --enable-lora out")

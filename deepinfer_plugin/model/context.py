@@ -24,6 +24,13 @@ class BuildContext:
     rule: ReplayRule
     side: SideStream = field(default_factory=SideStream)
 
+    def expert_counts(self, layer: int) -> tuple[int, int]:
+        """Routed experts of a layer, and how many a token takes; draft blocks follow the layers of the backbone."""
+        config = self.config
+        if layer < config.num_hidden_layers:
+            return config.n_routed_experts, config.num_experts_per_tok
+        return config.dspark_n_routed_experts, config.dspark_num_experts_per_tok
+
     def window_rule(self, layer: int) -> ReplayRule | None:
         """The rule by which the window of a layer is computed again after a prefix hit; None: it is cached."""
         if layer >= self.config.kv_source_layer_ids[-1]:

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
-from torch.nn import functional
 from vllm.forward_context import get_forward_context
 from vllm.logger import init_logger
 
@@ -21,7 +20,7 @@ from deepinfer_plugin.model.context import BuildContext
 from deepinfer_plugin.model.engram import ngram_ids
 from deepinfer_plugin.model.hyper_connection import identity_pre_mix
 from deepinfer_plugin.model.indexer import Selection
-from deepinfer_plugin.model.linear import PlainLinear, RMSNorm, TensorModule, frozen
+from deepinfer_plugin.model.linear import Embedding, PlainLinear, RMSNorm
 from deepinfer_plugin.model.rope import RotaryTables
 from deepinfer_plugin.model.step import Step
 from deepinfer_plugin.model.weights import load_into
@@ -40,18 +39,6 @@ if TYPE_CHECKING:
 logger = init_logger(f"vllm.{__name__}")
 
 
-class Embedding(TensorModule):
-    """Token embeddings, bf16 as stored."""
-
-    def __init__(self, vocab_size: int, hidden_size: int) -> None:
-        super().__init__()
-        self.weight = frozen(vocab_size, hidden_size, dtype=torch.bfloat16)
-
-    def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """token_ids: [num_tokens] -> [num_tokens, hidden_size] bf16."""
-        return functional.embedding(token_ids, self.weight)
-
-
 class DeepseekV41ForCausalLM(nn.Module):
     """The text model under the architecture name of the released checkpoint.
 
@@ -60,6 +47,8 @@ class DeepseekV41ForCausalLM(nn.Module):
     """
 
     token_map: torch.Tensor
+    supports_eagle3 = True
+    has_own_embed_tokens = has_own_lm_head = False
 
     def __init__(self, *, vllm_config: "VllmConfig", prefix: str = "") -> None:
         super().__init__()
@@ -86,6 +75,7 @@ class DeepseekV41ForCausalLM(nn.Module):
         self.layers = nn.ModuleList(blocks)
         cut = config.kv_source_layer_ids[-1]
         self._encoder, self._decoder = tuple(blocks[:cut]), tuple(blocks[cut:])
+        self._tapped: tuple[int, ...] = ()
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.head = PlainLinear(config.vocab_size, config.hidden_size)
         self.register_buffer("token_map", _token_map(vllm_config, config), persistent=False)
@@ -111,6 +101,31 @@ class DeepseekV41ForCausalLM(nn.Module):
         """Groups of caches that share a block table, for vLLM's planner."""
         return cache_groups(vllm_config, kv_cache_spec)
 
+    @property
+    def model(self) -> "DeepseekV41ForCausalLM":
+        """vLLM looks here for what a draft model shares with its target."""
+        return self
+
+    @property
+    def embed_tokens(self) -> Embedding:
+        """The embedding under the name that vLLM's draft models share it by."""
+        return self.embed
+
+    @property
+    def lm_head(self) -> PlainLinear:
+        """The head under the name that vLLM's draft models share it by."""
+        return self.head
+
+    def get_eagle3_default_aux_hidden_state_layers(self) -> tuple[int, ...]:
+        """Layers whose input the draft model of the checkpoint reads."""
+        return self.config.dspark_target_layer_ids
+
+    def set_aux_hidden_state_layers(self, layers: tuple[int, ...]) -> None:
+        """Let ``forward`` return the input of these decoder layers beside the hidden states."""
+        cut = len(self._encoder)
+        assert min(layers) >= cut, (layers, cut)
+        self._tapped = tuple(layer - cut for layer in layers)
+
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
         """input_ids: [num_tokens] -> [num_tokens, hidden_size] in the activation dtype."""
         return self.embed(input_ids).to(self.arithmetic.activation_dtype)
@@ -124,7 +139,7 @@ class DeepseekV41ForCausalLM(nn.Module):
         *,
         lookback_ids: torch.Tensor,
         replay: ReplayInputs | None = None,
-    ) -> torch.Tensor:
+    ) -> torch.Tensor | tuple[torch.Tensor, list[torch.Tensor]]:
         """Run all layers on the rows of a step.
 
         Args:
@@ -137,7 +152,8 @@ class DeepseekV41ForCausalLM(nn.Module):
             replay: what bounded replay computes of the step; None: every row, with full windows.
 
         Returns:
-            [num_tokens, hidden_size], after the final norm; 0 in a row that does not pass the decoder layers.
+            [num_tokens, hidden_size], after the final norm; 0 in a row that does not pass the decoder layers. With it,
+            where layers are tapped, the mean of the input streams of each, of the same shape, in the layers' order.
 
         Invariance: bitwise per row, given the request's tokens; the other rows of the step do not matter.
         """
@@ -151,7 +167,8 @@ class DeepseekV41ForCausalLM(nn.Module):
             streams, pre = self._encode_in_passes(input_ids.shape[0], step, replay.encoder_passes)
         else:
             streams, pre = self._encode(input_ids, compressed_ids, step)
-        return self._decode(streams, pre, compressed_ids, step, replay)
+        hidden_states, taps = self._decode(streams, pre, compressed_ids, step, replay)
+        return (hidden_states, taps) if self._tapped else hidden_states
 
     def replay_windows(self, passes: Iterable[EncoderPassInputs], positions: torch.Tensor) -> None:
         """Compute encoder windows again, for a step whose own rows run in a CUDA graph; within a forward context.
@@ -177,7 +194,8 @@ class DeepseekV41ForCausalLM(nn.Module):
         """Layers before the last KV source, on rows from their embedding on; returns streams and pre-mix."""
         embedded = self.embed_input_ids(input_ids)
         streams = embedded[:, None, :].expand(-1, self.config.hc_mult, -1).contiguous()
-        return _run(self._encoder, streams, identity_pre_mix(streams), compressed_ids, step)
+        streams, pre, _ = _run(self._encoder, streams, identity_pre_mix(streams), compressed_ids, step)
+        return streams, pre
 
     def _encode_pass(self, one: EncoderPassInputs, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
         rows = step.replaying(one.positions, one.req_idx, one.floors, one.source_rows)
@@ -204,20 +222,28 @@ class DeepseekV41ForCausalLM(nn.Module):
         compressed_ids: torch.Tensor | None,
         step: Step | None,
         replay: ReplayInputs | None,
-    ) -> torch.Tensor:
-        """Layers from the last KV source on, on the rows that are kept; hidden states of all rows, after the norm."""
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Layers from the last KV source on, on the rows that are kept; hidden states of all rows, and their taps."""
         if step is not None and replay is not None:
             step = step.with_floors(replay.decoder_floors)
         rows = None if replay is None else replay.decoder_rows
         if rows is None or step is None:
-            return self.norm(hc_collapse(*_run(self._decoder, streams, pre, compressed_ids, step)))
+            return self._finish(streams, pre, compressed_ids, step)
         self._decoder[0].write_entries(streams, pre, step)
-        hidden_states = streams.new_zeros(streams.shape[0], streams.shape[2])
+        every_row = [streams.new_zeros(streams.shape[0], streams.shape[2]) for _ in range(1 + len(self._tapped))]
         if rows.shape[0] > 0:
             kept_ids = None if compressed_ids is None else compressed_ids[rows]
-            kept = _run(self._decoder, streams[rows], pre[rows], kept_ids, step.kept(rows))
-            hidden_states[rows] = self.norm(hc_collapse(*kept))
-        return hidden_states
+            hidden_states, taps = self._finish(streams[rows], pre[rows], kept_ids, step.kept(rows))
+            for whole, kept in zip(every_row, (hidden_states, *taps), strict=True):
+                whole[rows] = kept
+        return every_row[0], every_row[1:]
+
+    def _finish(
+        self, streams: torch.Tensor, pre: torch.Tensor, compressed_ids: torch.Tensor | None, step: Step | None
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """The same on rows that all pass; hidden states after the norm, and taps."""
+        streams, pre, taps = _run(self._decoder, streams, pre, compressed_ids, step, self._tapped)
+        return self.norm(hc_collapse(streams, pre)), taps
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """hidden_states: [num_rows, hidden_size] -> [num_rows, vocab_size] fp32."""
@@ -238,17 +264,21 @@ def _run(
     pre: torch.Tensor,
     compressed_ids: torch.Tensor | None,
     step: Step | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pass rows through consecutive layers.
+    tapped: tuple[int, ...] = (),
+) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+    """Pass rows through consecutive layers; streams, pre-mix, and the mean input streams of the ``tapped`` ones.
 
     No selection goes from the encoder to the decoder: the decoder's first layer is an index source.
     """
     selection: Selection | None = None
-    for block in blocks:
+    taps = []
+    for index, block in enumerate(blocks):
         if block.engram is not None:
             streams = block.engram(streams, compressed_ids)
+        if index in tapped:
+            taps.append(hc_collapse(streams, torch.full_like(pre, 1.0 / streams.shape[1])))
         streams, pre, selection = block(streams, pre, step, selection)
-    return streams, pre
+    return streams, pre, taps
 
 
 def _token_map(vllm_config: "VllmConfig", config: ModelConfig) -> torch.Tensor:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from deepinfer_kernels.linear import linear, mxfp8_linear, mxfp8_prepared_linear
 from deepinfer_kernels.linear.weights import Weight
@@ -80,6 +81,18 @@ class PlainLinear(TensorModule):
     def forward(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
         """x: [num_tokens, in_features] -> [num_tokens, out_features], dtype of ``x`` unless ``out_dtype`` says."""
         return linear(x, self.weight, out_dtype=out_dtype or x.dtype)
+
+
+class Embedding(TensorModule):
+    """Rows of a table by token id, bf16 as stored."""
+
+    def __init__(self, vocab_size: int, width: int) -> None:
+        super().__init__()
+        self.weight = frozen(vocab_size, width, dtype=torch.bfloat16)
+
+    def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """token_ids: [num_tokens] -> [num_tokens, width] bf16."""
+        return functional.embedding(token_ids, self.weight)
 
 
 class RMSNorm(TensorModule):

@@ -58,9 +58,10 @@ def test_moved_experts_and_micro_batches_are_refused(name: str) -> None:
         check({name: True})
 
 
-def test_drafts_that_the_stock_rejection_sampler_would_judge_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"speculative_config.method is 'ngram', expected none"):
-        check(speculative_config=SimpleNamespace(method="ngram"))
+def test_a_drafter_that_is_not_tested_with_the_model_is_refused() -> None:
+    check(speculative_config=SimpleNamespace(method="ngram"))
+    with pytest.raises(ConfigError, match=r"speculative_config.method is 'eagle', expected dspark or ngram"):
+        check(speculative_config=SimpleNamespace(method="eagle"))
 
 
 def test_a_sampler_of_somebody_else_is_refused() -> None:

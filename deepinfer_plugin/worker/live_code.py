@@ -20,6 +20,7 @@ PACKAGES = (
     "deepinfer_batch_invariant",
     "deepinfer_plugin.model",
     "deepinfer_plugin.cache",
+    "deepinfer_plugin.draft",
     "deepinfer_plugin.sampling",
     "deepinfer_plugin.worker",
 )

@@ -19,12 +19,16 @@ from vllm.v1.worker.gpu.sample.sampler import Sampler
 from vllm.v1.worker.gpu.states import RequestState
 
 from deepinfer_plugin import envs, metrics, variables
+from deepinfer_plugin.cache.specs import num_drafts
+from deepinfer_plugin.draft.drafter import drafter_of
 from deepinfer_plugin.replay import series
 from deepinfer_plugin.replay.inputs import ReplayInputs
 from deepinfer_plugin.sampling.sampler import DeepInferSampler
 from deepinfer_plugin.settings import Settings
+from deepinfer_plugin.speculative.drafts import mend_drafts
+from deepinfer_plugin.speculative.verify import ExactMatchVerifier
 from deepinfer_plugin.worker.replay_state import ReplayState
-from deepinfer_plugin.worker.startup_proof import prove_forward, prove_sampler
+from deepinfer_plugin.worker.startup_proof import prove_drafter, prove_forward, prove_sampler
 from deepinfer_plugin.worker.warm_up import warm_up
 
 if TYPE_CHECKING:
@@ -88,6 +92,7 @@ class DeepInferModelState(DefaultModelState):
         # one buffer for the life of the process: a CUDA graph reads the same address at every replay
         self._lookback = torch.full((self.max_num_tokens, self.depth), -1, dtype=torch.int64, device=device)
         self._sampler: DeepInferSampler | None = None
+        self._drafter = drafter_of(vllm_config)
         self._replay = ReplayState(model.rule, self.max_num_reqs, self.depth, device)
         self._is_graph = False
         self._attn_metadata: dict[str, Any] | None = None
@@ -99,10 +104,13 @@ class DeepInferModelState(DefaultModelState):
     def _figures(self) -> dict[str, float]:
         return {metrics.ROWS.name: self._rows, metrics.PADDING_ROWS.name: self._padding_rows}
 
-    def custom_sampler(self, sampler: Sampler) -> tuple[DeepInferSampler, None]:
-        """Our sampler in the place of the stock one."""
+    def custom_sampler(self, sampler: Sampler) -> tuple[DeepInferSampler, ExactMatchVerifier | None]:
+        """Our sampler in the place of the stock one, and with drafts our verifier in that of rejection sampling."""
         self._sampler = DeepInferSampler.adopt(sampler)
-        return self._sampler, None
+        if self._drafter is not None:
+            self._drafter.bind_sampler(self._sampler)
+        count = num_drafts(self.vllm_config)
+        return self._sampler, ExactMatchVerifier(self._sampler, count) if count > 0 else None
 
     def add_request(self, req_index: int, new_req_data: NewRequestData) -> None:
         """Called for a new request and again for one that resumes after preemption, with the same prompt."""
@@ -124,6 +132,8 @@ class DeepInferModelState(DefaultModelState):
         prove_forward(self.vllm_config, self.model, self.device)
         if self._sampler is not None:
             prove_sampler(self._sampler, self.model.config.vocab_size, self.device)
+        if self._drafter is not None:
+            prove_drafter(self.vllm_config, self._drafter, num_drafts(self.vllm_config), self.device)
         if self.device.type == "cuda" and Settings.from_envs()[variables.JIT_CACHE_DIR] is not None:
             warm_up(self.vllm_config, self.model, self.device)
 
@@ -137,6 +147,8 @@ class DeepInferModelState(DefaultModelState):
         return metadata
 
     def prepare_inputs(self, input_batch: InputBatch, req_states: RequestState) -> dict[str, Any]:
+        if input_batch.num_draft_tokens > 0:
+            mend_drafts(input_batch.input_ids, self.model.config.vocab_size)
         inputs = super().prepare_inputs(input_batch, req_states)
         num_tokens = input_batch.num_tokens_after_padding
         self._rows += input_batch.num_tokens

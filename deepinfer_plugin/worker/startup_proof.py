@@ -18,6 +18,7 @@ from deepinfer_plugin.replay.inputs import EncoderPassInputs, ReplayInputs
 from deepinfer_plugin.sampling.extras import FORCE_TOP_K, GOLDEN_TOKENS, SUM_SMALLER, TOKEN_BLACKLIST
 
 if TYPE_CHECKING:
+    from deepinfer_plugin.draft.drafter import DSparkV41DraftModel
     from deepinfer_plugin.model.flash import DeepseekV41ForCausalLM
     from deepinfer_plugin.sampling.sampler import DeepInferSampler
 
@@ -60,7 +61,7 @@ def prove_forward(vllm_config: VllmConfig, model: "DeepseekV41ForCausalLM", devi
     """
     layers: Mapping[str, Any] = vllm_config.compilation_config.static_forward_context
     caches = {name: layer for name, layer in layers.items() if isinstance(layer, CacheLayer)}
-    metadata = {name: _metadata(layer, device) for name, layer in caches.items()}
+    metadata = {name: _metadata(layer, device, _STARTS, _POSITIONS) for name, layer in caches.items()}
     positions = torch.tensor(_POSITIONS, dtype=torch.int64, device=device)
     token_ids = torch.arange(3, 3 + len(_POSITIONS), dtype=torch.int64, device=device)
     lookback = torch.full((len(_POSITIONS), model.config.engram_max_ngram_size - 1), 3, device=device)
@@ -70,11 +71,53 @@ def prove_forward(vllm_config: VllmConfig, model: "DeepseekV41ForCausalLM", devi
     def run() -> None:
         with set_forward_context(metadata, vllm_config, num_tokens=len(_POSITIONS)), torch.inference_mode():
             for replayed in (None, replay):
-                hidden_states = model(token_ids, positions, lookback_ids=lookback, replay=replayed)
-                model.compute_logits(hidden_states)
+                output = model(token_ids, positions, lookback_ids=lookback, replay=replayed)
+                model.compute_logits(hidden_states_of(output))
 
     num_operations = check_forward(run, label="the forward pass")
     logger.info("Batch-invariant mode: every one of %d operations of a forward pass has a proof", num_operations)
+    return num_operations
+
+
+def hidden_states_of(output: torch.Tensor | tuple[torch.Tensor, list[torch.Tensor]]) -> torch.Tensor:
+    """What the model returned, without the taps for a drafter."""
+    return output[0] if isinstance(output, tuple) else output
+
+
+def prove_drafter(
+    vllm_config: VllmConfig, drafter: "DSparkV41DraftModel", num_drafts: int, device: torch.device
+) -> int:
+    """The same for the draft blocks: context of verified tokens, a pass over the blocks of two requests, drafts.
+
+    Drafts cannot change an answer; that they do not depend on other requests either keeps their number repeatable.
+
+    Returns:
+        Number of operations looked up.
+
+    Raises:
+        InvarianceGapError: names every operation without a proof on this device.
+    """
+    starts = (0, num_drafts, 2 * num_drafts)
+    places = (*range(3, 3 + num_drafts), *range(72, 72 + num_drafts))  # behind the two requests of the forward pass
+    layers: Mapping[str, Any] = vllm_config.compilation_config.static_forward_context
+    metadata = {
+        name: _metadata(layers[name], device, starts, places) for name in drafter.get_draft_kv_cache_layer_names()
+    }
+    positions = torch.tensor(places, dtype=torch.int64, device=device)
+    config = drafter.config
+    taps = torch.ones(len(_POSITIONS), len(config.dspark_target_layer_ids) * config.hidden_size, device=device)
+    unwritten = [torch.full((len(_POSITIONS),), -1, dtype=torch.int64, device=device)] * len(metadata)
+    slots = torch.tensor([0, -1], dtype=torch.int64, device=device)
+
+    def run() -> None:
+        with set_forward_context(metadata, vllm_config, num_tokens=len(places)), torch.inference_mode():
+            context = drafter.combine_hidden_states(taps)
+            drafter.precompute_and_store_context_kv(context, positions.new_tensor(_POSITIONS), unwritten)
+            hidden_states = drafter(torch.full_like(positions, 3), positions)
+            drafter.draft(hidden_states, positions[: len(slots)] * 0 + 3, slots, positions.view(2, num_drafts) + 1)
+
+    num_operations = check_forward(run, label="the draft pass")
+    logger.info("Batch-invariant mode: every one of %d operations of a draft pass has a proof", num_operations)
     return num_operations
 
 
@@ -100,15 +143,17 @@ def _replay_inputs(token_ids: torch.Tensor, positions: torch.Tensor, lookback: t
     )
 
 
-def _metadata(layer: CacheLayer, device: torch.device) -> CacheMetadata:
-    num_reqs = len(_STARTS) - 1
-    max_seq_len = _POSITIONS[-1] + 1
+def _metadata(
+    layer: CacheLayer, device: torch.device, starts: tuple[int, ...], positions: tuple[int, ...]
+) -> CacheMetadata:
+    num_reqs = len(starts) - 1
+    max_seq_len = positions[-1] + 1
     num_blocks = max_seq_len // layer.spec.block_size + 1
     return CacheMetadata(
-        query_start_loc=torch.tensor(_STARTS, dtype=torch.int32, device=device),
-        seq_lens=torch.tensor([3, max_seq_len], dtype=torch.int32, device=device),
+        query_start_loc=torch.tensor(starts, dtype=torch.int32, device=device),
+        seq_lens=torch.tensor([positions[starts[1] - 1] + 1, max_seq_len], dtype=torch.int32, device=device),
         block_table=torch.zeros(num_reqs, num_blocks, dtype=torch.int32, device=device),
-        slot_mapping=torch.full((len(_POSITIONS),), -1, dtype=torch.int64, device=device),
+        slot_mapping=torch.full((len(positions),), -1, dtype=torch.int64, device=device),
         block_size=layer.spec.block_size,
         max_seq_len=max_seq_len,
     )

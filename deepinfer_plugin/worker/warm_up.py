@@ -20,6 +20,7 @@ from vllm.logger import init_logger
 from deepinfer_kernels import tiling
 from deepinfer_plugin.cache.layers import CacheLayer
 from deepinfer_plugin.cache.metadata import CacheMetadata
+from deepinfer_plugin.worker.startup_proof import hidden_states_of
 
 if TYPE_CHECKING:
     from deepinfer_plugin.model.flash import DeepseekV41ForCausalLM
@@ -152,7 +153,7 @@ def _forward(
     token_ids = torch.full((num_rows,), 3, dtype=torch.int64, device=device)
     lookback = torch.full((num_rows, model.config.engram_max_ngram_size - 1), 3, device=device)
     with set_forward_context(metadata, vllm_config, num_tokens=num_rows), torch.inference_mode():
-        hidden_states = model(token_ids, positions, lookback_ids=lookback)
+        hidden_states = hidden_states_of(model(token_ids, positions, lookback_ids=lookback))
         model.compute_logits(hidden_states[: min(num_rows, vllm_config.scheduler_config.max_num_seqs)])
 
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from deepinfer_determinism.engine_facts import CAPTURED_SIZES, CONCURRENT_BATCHES
 from deepinfer_determinism.schedule import Schedule, plan_from_json
 from deepinfer_plugin import envs
+from deepinfer_plugin.engine_child.drafters import Answers
 from deepinfer_plugin.engine_child.plan import FACTS_KEY
 from deepinfer_plugin.platforms.detect import platform_class
 
@@ -45,8 +46,8 @@ def claim_path(folder: Path, number: int) -> Path:
     return folder / f"{number}.taken"
 
 
-def run_schedule(schedule: Schedule, out: Path) -> None:
-    """Build the engine, carry out the actions, stop it, write what came."""
+def run_schedule(schedule: Schedule, out: Path, answers: Answers) -> None:
+    """Build the engine, act, stop it, write what came; ``answers`` are of the engines before in this process."""
     from safetensors.numpy import save_file
 
     from deepinfer_plugin.engine_child.child import EngineDriver
@@ -59,7 +60,7 @@ def run_schedule(schedule: Schedule, out: Path) -> None:
         stack.enter_context(envs.variables_set(run.variables))
         reached: dict[str, list[int]] = stack.enter_context(_observed()) if schedule.observe else {}
         whole_run = {path: stack.enter_context(_fault(path)) for path in run.faults}
-        driver = EngineDriver(run)
+        driver = EngineDriver(run, answers)
         stack.callback(driver.close)
         started_s = time.monotonic()
         for paths, numbers in _spans(schedule):
@@ -124,13 +125,14 @@ def main() -> None:
 
     load_vllm()
     ran: set[str] = set()
+    answers = Answers()
     for line in sys.stdin:
         plan, folder = (Path(word) for word in json.loads(line))
         for number, schedule in enumerate(plan_from_json(plan.read_text(encoding="utf-8"))):
             if schedule.apart_from in ran or not _take(claim_path(folder, number)):
                 continue
             ran.add(schedule.name)
-            run_schedule(schedule, result_path(folder, number))
+            run_schedule(schedule, result_path(folder, number), answers)
             collect_engine()
 
 
