@@ -8,7 +8,8 @@ import json
 import sys
 import time
 from collections import defaultdict
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -109,7 +110,8 @@ class EngineDriver:
 
         flags = [f"--model={run.model}", *DEFAULT_FLAGS, *run.flags]
         parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
-        self._engine = LLMEngine.from_engine_args(EngineArgs.from_cli_args(parser.parse_args(flags)))
+        with _garbage_left_alone():
+            self._engine = LLMEngine.from_engine_args(EngineArgs.from_cli_args(parser.parse_args(flags)))
         self._vocab_size = int(self._engine.model_config.get_vocab_size())
         self._observer = _Observer(self._engine, run.lengths)
         self._answers = answers
@@ -174,7 +176,7 @@ class EngineDriver:
         for state in self._states.values():
             for completion in state.completions:
                 self._answers.add(state.prompt, completion.tokens)
-        with mock.patch.object(gc, "collect"):  # vLLM's two searches would find nothing while this object lives
+        with _garbage_left_alone():
             self._engine.engine_core.shutdown()
 
     def _add(self, request: Request) -> None:
@@ -266,12 +268,21 @@ def load_vllm() -> None:
 
 
 def collect_engine() -> None:
-    """Free a closed engine, to which nothing points any more but itself.
-
-    What is left by then, a million objects of imported modules, stays with the process and is not looked at again.
-    """
+    """Free a closed engine, to which nothing points any more but itself; modules that it imported stay for good."""
     gc.collect()
     gc.freeze()
+
+
+@contextmanager
+def _garbage_left_alone() -> Iterator[None]:
+    """Keep vLLM from searching a million objects of imported modules, twice as an engine starts and twice as it stops.
+
+    It freezes the engine with all the rest and thaws all the rest with the engine; here the rest stays frozen.
+    """
+    with ExitStack() as stack:
+        for name in ("collect", "freeze", "unfreeze"):
+            stack.enter_context(mock.patch.object(gc, name))
+        yield
 
 
 def run_engine(run: EngineRun, answers: Answers) -> tuple[RunFacts, dict[str, np.ndarray]]:
