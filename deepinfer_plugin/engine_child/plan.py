@@ -9,6 +9,7 @@ from typing import Any
 from deepinfer_plugin.errors import InputError
 from deepinfer_plugin.settings import Arithmetic
 
+KNOW_ANSWERS = ("right", "partly", "wrong")  # drafters that follow the answers of earlier engines of their process
 FACTS_KEY = "facts"  # of the metadata of the results file: RunFacts by engine, as JSON
 
 

@@ -1,9 +1,8 @@
 """The child: ``python -m deepinfer_determinism.child``; one results file per schedule.
 
 Every line of its standard input is a JSON list of a plan's path and the folder for its results. Several children work
-through one plan: each takes the next schedule that nobody has taken. Unlike the child of the
-engine tests it enters faults around single actions, so that one engine serves many mutants, and it counts which
-thresholds were reached.
+through one plan: each takes the next schedule that nobody has taken. Unlike the child of the engine tests it enters
+faults around single actions, so that one engine serves many mutants, and it counts which thresholds were reached.
 """
 
 from __future__ import annotations
@@ -129,7 +128,8 @@ def main() -> None:
     for line in sys.stdin:
         plan, folder = (Path(word) for word in json.loads(line))
         for number, schedule in enumerate(plan_from_json(plan.read_text(encoding="utf-8"))):
-            if schedule.apart_from in ran or not _take(claim_path(folder, number)):
+            is_for_another = schedule.apart_from in ran or (schedule.beside and schedule.beside not in ran)
+            if is_for_another or not _take(claim_path(folder, number)):
                 continue
             ran.add(schedule.name)
             run_schedule(schedule, result_path(folder, number), answers)

@@ -1,24 +1,21 @@
-"""Which relations are tried in which configuration, as data. Loads neither torch nor vLLM.
-
-A configuration is a way to set up all engines of its relations. Its rows are compared with the probes alone in the same
-way of engine, or in that of ``base`` where the configuration itself is what must not matter.
-"""
+"""Which relations are tried in which configuration, as data. Loads neither torch nor vLLM."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from deepinfer_determinism import mechanisms as m
 from deepinfer_determinism import relations
+from deepinfer_determinism.cases import Configuration
+from deepinfer_determinism.draft_relations import draft_configurations
 from deepinfer_determinism.random_hits import RANDOM_HITS, num_prompts, random_hits_workload
 from deepinfer_determinism.relations import RELATIONS, SMALL_BLOCKS, Relation, Setting
-from deepinfer_determinism.schedule import Schedule
 from deepinfer_determinism.workload import PAGES, Sizes, Workload
 from deepinfer_plugin.replay.settings import ENCODER_VARIABLE, KEEP_VARIABLE, MODE_VARIABLE
 from deepinfer_plugin.settings import Arithmetic
 
-BY_NAME: Mapping[str, Relation] = {relation.name: relation for relation in (*RELATIONS, *RANDOM_HITS)}
+ALL_RELATIONS: tuple[Relation, ...] = (*RELATIONS, *RANDOM_HITS)
 # Tried in fp32 too: there the order of a sum shows, which the roundings of the served arithmetic nearly always hide.
 SENSITIVE = ("neighbours", "chunks", "cache hit", "preemption", "decode")
 SEGMENT = f"segment:{PAGES[0]}"
@@ -30,72 +27,6 @@ QUICK_REPLAY: Mapping[tuple[str, Arithmetic], tuple[str, ...]] = {
     (SEGMENT, Arithmetic.S32): ("cache hit",),
 }
 BACKTRACKING = 12  # kept prompt rows beyond the window: few, so that most probes are cut; 128 + 12 is the released 140
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Configuration:
-    """One column of the report.
-
-    Attributes:
-        label: stands behind names of relations; empty for what the command line asks for.
-        setting: of every engine.
-        workload: whose probes are repeated.
-        relations: tried in it.
-        required: least counts of mechanisms that every relation needs here, beside its own.
-        base: the configuration in which the probes run alone; None: this one.
-    """
-
-    label: str
-    setting: Setting
-    workload: Workload
-    relations: tuple[Relation, ...]
-    required: Mapping[str, int] = field(default_factory=dict)
-    base: Configuration | None = None
-
-    @property
-    def alone_name(self) -> str:
-        """Name of the schedule that its rows are compared with."""
-        return f"{relations.ALONE} {(self.base or self).label}".strip()
-
-    @property
-    def alone(self) -> Schedule:
-        """That schedule."""
-        base = self.base or self
-        return named(relations.alone(base.workload, base.setting), self.alone_name)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """One relation in one configuration."""
-
-    relation: Relation
-    configuration: Configuration
-
-    @property
-    def name(self) -> str:
-        """Unique in a session; also the name of its schedule."""
-        return f"{self.relation.name} {self.configuration.label}".strip()
-
-    @property
-    def required(self) -> Mapping[str, int]:
-        """The least count of every mechanism without which the case shows nothing."""
-        return {**self.relation.required, **self.configuration.required}
-
-    @property
-    def not_applicable(self) -> str:
-        """Why it cannot be tried on the device; empty where it can."""
-        return self.relation.not_on.get(self.configuration.setting.device, "")
-
-    @property
-    def schedule(self) -> Schedule:
-        """The schedule whose rows are compared with those of the probes alone."""
-        made = named(self.relation.schedule(self.configuration.workload, self.configuration.setting), self.name)
-        return replace(made, apart_from=self.configuration.alone_name) if self.relation.has_own_process else made
-
-
-def named(item: Schedule, name: str) -> Schedule:
-    """The schedule under another name."""
-    return replace(item, run=replace(item.run, name=name))
 
 
 def configurations(first: Setting, sizes: Sizes, depth: str, seed: int) -> list[Configuration]:
@@ -117,11 +48,12 @@ def configurations(first: Setting, sizes: Sizes, depth: str, seed: int) -> list[
         found.append(Configuration(label="q32", setting=q32, workload=workload, relations=RELATIONS))
         other = build(sizes, seed + 1)
         found.append(Configuration(label=f"seed {seed + 1}", setting=first, workload=other, relations=RELATIONS))
-    return found + _with_replay(first, sizes, depth, workload)
+    found += _with_replay(first, sizes, depth, workload)
+    return found + draft_configurations(first, Workload.build(sizes, seed), depth)
 
 
 def _relations(names: Sequence[str]) -> tuple[Relation, ...]:
-    return tuple(BY_NAME[name] for name in names)
+    return tuple(relations.BY_NAME[name] for name in names)
 
 
 def _with_replay(first: Setting, sizes: Sizes, depth: str, workload: Workload) -> list[Configuration]:

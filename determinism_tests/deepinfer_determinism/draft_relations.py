@@ -1,4 +1,4 @@
-"""The relations with drafts: the same changes to a schedule, and drafts of which any number stand.
+"""Configurations with drafts: the same changes to a schedule, and drafts of which any number stand.
 
 What they are compared with is an engine without drafts that has each probe alone. Loads neither torch nor vLLM.
 """
@@ -6,52 +6,76 @@ What they are compared with is an engine without drafts that has each probe alon
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from deepinfer_determinism import mechanisms as m
+from deepinfer_determinism.cases import Configuration
 from deepinfer_determinism.relations import BY_NAME, Relation, Setting
-from deepinfer_determinism.schedule import Schedule
 from deepinfer_determinism.workload import Workload
 from deepinfer_plugin.engine_child.plan import Request
 
 # Rows that are compared are those of outputs: drafts are verified there.
 NUM_OUTPUTS = {"quick": 6, "full": 24}
-FIXED, RAGGED, CONFIDENCE = "fixed", "random", "confidence"
+RAGGED = "random"  # lengths
 WITHOUT_OUTPUTS = ("decode", "restart")  # one feeds the outputs, the other is about processes
 GRAMMARS: tuple[Mapping[str, Any], ...] = (
     {"structured_outputs": {"regex": "[0-9a-f]{20,40}"}, "temperature": 1.0, "seed": 31},
     {"structured_outputs": {"regex": "(ab|cd){3}[0-9]{2,30}"}},
 )
+QUICK: Sequence[tuple[int, str | None, str | None, tuple[str, ...]]] = (
+    (5, "partly", None, ("arrival",)),
+    (5, "partly", RAGGED, ("chunks",)),
+    (3, "partly", None, ("cache hit",)),
+    (5, "right", RAGGED, ("preemption",)),
+    (1, "partly", None, ("structured output",)),
+)
+"""Drafts a step, drafter, lengths of verification, None for all, and relations."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DraftCase:
-    """One relation with ``num_drafts`` drafts a step, of which a drafter decides how many stand.
+def draft_configurations(first: Setting, workload: Workload, depth: str) -> list[Configuration]:
+    """All configurations with drafts of a depth.
 
-    ``lengths`` says how many are verified: all of them, a random number for each request, or what confidences say.
+    Args:
+        first: without drafts.
+        workload: that of the quick set, whose answers are made longer here.
+        depth: ``quick`` or ``full``.
     """
-
-    relation: Relation
-    num_drafts: int
-    drafter: str | None
-    lengths: str
-
-    @property
-    def name(self) -> str:
-        return f"{self.relation.name} {self.num_drafts} {self.drafter or 'n-grams'} {self.lengths}"
-
-    def schedule(self, workload: Workload, setting: Setting) -> Schedule:
-        """The schedule of the relation in an engine with drafts."""
-        made = self.relation.schedule(workload, setting)
-        run = replace(
-            made.run,
-            name=self.name,
-            flags=(*made.run.flags, speculative_flag(self.num_drafts)),
-            drafter=self.drafter,
-            lengths=None if self.lengths == FIXED else self.lengths,
+    longer = with_outputs(workload, depth)
+    base = Configuration(label="longer answers", setting=first, workload=longer, relations=())
+    table = list(QUICK)
+    if depth == "full":
+        names = tuple(name for name in BY_NAME if name not in WITHOUT_OUTPUTS)
+        table = [(count, "partly", None, names) for count in (1, 3, 5)]
+        table.append((5, "partly", RAGGED, names))
+        table += [(5, drafter, None, ("arrival",)) for drafter in ("right", "wrong", "nan", "outside", "random", None)]
+    return [
+        Configuration(
+            label=" ".join([f"{count} drafts", drafter or "n-grams", *([lengths] if lengths else [])]),
+            setting=replace(first, flags=(*first.flags, speculative_flag(count)), drafter=drafter, lengths=lengths),
+            workload=longer,
+            relations=_relations(names),
+            required=_required(count, drafter, lengths),
+            base=base,
         )
-        return replace(made, run=run)
+        for count, drafter, lengths, names in table
+    ]
+
+
+def _relations(names: Sequence[str]) -> tuple[Relation, ...]:
+    return tuple(BY_NAME[name] for name in names)
+
+
+def _required(num_drafts: int, drafter: str | None, lengths: str | None) -> Mapping[str, int]:
+    required = {m.VERIFIED_AT_ONCE: num_drafts}
+    if drafter in ("right", "partly"):
+        required[m.ACCEPTED_DRAFTS] = 1
+    if drafter not in ("right", None):
+        required[m.REJECTED_DRAFTS] = 1
+    if lengths is not None:
+        required[m.SHORTENED] = 1
+    return required
 
 
 def speculative_flag(num_drafts: int) -> str:
@@ -63,32 +87,6 @@ def speculative_flag(num_drafts: int) -> str:
         "prompt_lookup_max": 4,
     }
     return f"--speculative-config={json.dumps(value)}"
-
-
-def _case(name: str, num_drafts: int, drafter: str | None, lengths: str) -> DraftCase:
-    return DraftCase(relation=BY_NAME[name], num_drafts=num_drafts, drafter=drafter, lengths=lengths)
-
-
-QUICK: tuple[DraftCase, ...] = (
-    _case("arrival", 5, "partly", FIXED),
-    _case("chunks", 5, "partly", RAGGED),
-    _case("cache hit", 3, "partly", FIXED),
-    _case("preemption", 5, "right", RAGGED),
-    _case("structured output", 1, "partly", FIXED),
-)
-
-
-def cases(depth: str, device: str) -> list[DraftCase]:
-    """Cases of a depth that exist on a device."""
-    found = list(QUICK)
-    if depth == "full":
-        names = [name for name in BY_NAME if name not in WITHOUT_OUTPUTS]
-        found = [_case(name, count, "partly", FIXED) for name in names for count in (1, 3, 5)]
-        found += [_case(name, 5, "partly", RAGGED) for name in names]
-        found += [
-            _case("arrival", 5, drafter, FIXED) for drafter in ("right", "wrong", "nan", "outside", "random", None)
-        ]
-    return [case for case in found if device not in case.relation.not_on]
 
 
 def with_outputs(workload: Workload, depth: str) -> Workload:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deepinfer_determinism import mechanisms, relations, schedule
+from deepinfer_determinism.cases import Case
 from deepinfer_determinism.compare import Comparison, Given, compare_request
-from deepinfer_determinism.configurations import Case
 from deepinfer_determinism.coverage import coverage_rows
 from deepinfer_determinism.engine import Children, Running, ScheduleResult
 from deepinfer_determinism.results import (

@@ -13,6 +13,7 @@ from deepinfer_determinism.patching import Function
 from deepinfer_plugin.engine_child.faults import Calls
 
 RELATION = "drafts"
+ENGINE = "drafts"
 _PAIRS = "deepinfer_kernels.kv_compress:compress_pairs"
 
 
@@ -176,7 +177,7 @@ _OF = "deepinfer_determinism.mutants_drafts"
 def _mutant(fault: Callable[[], AbstractContextManager[Calls]]) -> Mutant:
     name = fault.__name__
     what = (fault.__doc__ or "").strip()
-    return Mutant(name=name, what=what, fault=f"{_OF}:{name}", relation=RELATION)
+    return Mutant(name=name, what=what, fault=f"{_OF}:{name}", relation=RELATION, engine=ENGINE)
 
 
 DRAFT_MUTANTS: tuple[Mutant, ...] = tuple(

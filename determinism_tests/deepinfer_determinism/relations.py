@@ -37,13 +37,15 @@ Actions = Sequence[Action]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What all engines of one configuration share; ``flags`` stand before those of a relation."""
+    """What all engines of a configuration share, in the words of ``EngineRun``; ``flags`` stand before a relation's."""
 
     checkpoint: str = "nano:0"
     arithmetic: Arithmetic = Arithmetic.REF
     device: str = "cpu"
     flags: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=lambda: WITHOUT_REPLAY)
+    drafter: str | None = None
+    lengths: str | None = None
 
     @property
     def label(self) -> str:
@@ -91,6 +93,8 @@ def make_schedule(name: str, actions: Actions, setting: Setting, flags: Sequence
         flags=(*BASE_FLAGS, *setting.flags, *flags),
         actions=tuple(actions),
         variables=setting.variables,
+        drafter=setting.drafter,
+        lengths=setting.lengths,
     )
     return Schedule(run=run, observe=True)
 
@@ -437,3 +441,4 @@ RELATIONS: tuple[Relation, ...] = (
         not_on=_CPU_EAGER,
     ),
 )
+BY_NAME: Mapping[str, Relation] = {relation.name: relation for relation in RELATIONS}

@@ -30,12 +30,14 @@ class Schedule:
             ``run.faults`` are in force from before the engine is built.
         observe: count which side of every threshold is reached.
         apart_from: name of a schedule that must not have run in the same process before.
+        beside: name of a schedule that must, because its answers are drafts here.
     """
 
     run: EngineRun
     action_faults: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     observe: bool = False
     apart_from: str = ""
+    beside: str = ""
 
     @property
     def name(self) -> str:
@@ -57,6 +59,7 @@ class Schedule:
             "action_faults": faults,
             "observe": self.observe,
             "apart_from": self.apart_from,
+            "beside": self.beside,
         }
 
     @classmethod

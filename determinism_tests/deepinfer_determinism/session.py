@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from deepinfer_determinism.configurations import Case, configurations
+from deepinfer_determinism.cases import Case
+from deepinfer_determinism.configurations import configurations
 from deepinfer_determinism.engine import checkpoint_folder
 from deepinfer_determinism.harness import Options
 from deepinfer_determinism.relations import Setting

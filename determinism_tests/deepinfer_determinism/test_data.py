@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from deepinfer_determinism import schedule
-from deepinfer_determinism.configurations import Case, configurations
+from deepinfer_determinism.cases import Case
+from deepinfer_determinism.configurations import configurations
 from deepinfer_determinism.relations import RELATIONS, Setting, alone
 from deepinfer_determinism.results import (
     CoverageRow,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from deepinfer_determinism.configurations import SEGMENT, Case, Configuration
+from deepinfer_determinism.cases import Case, Configuration
+from deepinfer_determinism.configurations import SEGMENT
 from deepinfer_determinism.harness import Harness, compare_probes
 from deepinfer_determinism.results import DIFFERENT, EQUAL, NOT_APPLICABLE
 from deepinfer_determinism.session import Plan
