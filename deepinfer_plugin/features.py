@@ -29,7 +29,7 @@ def _row(key: str, name: str, state: State, why: str, decided_by: str = PLUGIN) 
 
 
 ROWS: tuple[Row, ...] = (
-    _row("F1", "DSpark drafting", NOT_BUILT, "our model has no draft model; every step makes one token"),
+    _row("F1", "DSpark drafting", OFF, "tokens, scores and their bits are the same with drafts and without"),
     _row("F2", "confidence-scheduled verification", NOT_BUILT, "needs F1"),
     _row("F3", "confidence temperature", NOT_BUILT, "needs F1"),
     _row("F4", "decode-time curve cache", NOT_BUILT, "needs F2"),

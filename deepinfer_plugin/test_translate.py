@@ -51,9 +51,18 @@ ZERO, FORCE = "DEEPINFER_ZERO_OVERHEAD_SCHEDULING", "DEEPINFER_ENGRAM_FORCE_GPU_
 OFFLOAD, KEEP = SimpleNamespace(cpu_offload=True), SimpleNamespace(cpu_offload=False)
 
 CASES: list[Case] = [
-    # F1: our model drafts nothing; vLLM's own takes the number, drawn instead of greedy
-    *both("F1", N, "0", "1"),
+    # F1: vLLM's own model has drawn drafts instead of greedy ones; ours draws them in any case
+    *both("F1", N, "0", "6"),
     *both("F1", N, "0", "-1", **VLLMS),
+    Case(
+        row="F1", variables={N: "3"}, result={"speculative_config": {"method": "dspark", "num_speculative_tokens": 3}}
+    ),
+    Case(
+        row="F1",
+        variables={N: "3"},
+        flags={"speculative_config": {"method": "ngram"}},
+        refused=(f"{N} is '3'", "ngram"),
+    ),
     Case(row="F1", variables={N: "5", **VLLMS}, result={"speculative_config": DSPARK}),
     Case(row="F1", variables={N: "1", **VLLMS}, result={"speculative_config": {**DSPARK, "num_speculative_tokens": 1}}),
     Case(
@@ -306,9 +315,9 @@ print(json.dumps(found))
 
 def test_a_start_is_refused_and_goes_on_through_vllms_own_configuration(checkpoint: Any) -> None:
     attempts: list[tuple[dict[str, str], dict[str, Any]]] = [
-        ({N: "5"}, {}),
+        ({N: "5"}, {"speculative_config": {"method": "dspark", "num_speculative_tokens": 4}}),
         ({ZERO: "0"}, {"async_scheduling": True}),
-        ({ZERO: "0", FORCE: "1", N: "0"}, {}),
+        ({ZERO: "0", FORCE: "1", N: "2"}, {}),
     ]
     variables = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", **{v.name: None for v in VARIABLES}}
     command = [sys.executable, "-c", SCRIPT, str(checkpoint("nano", 0)), json.dumps(attempts)]
@@ -317,6 +326,6 @@ def test_a_start_is_refused_and_goes_on_through_vllms_own_configuration(checkpoi
     )
     assert result.returncode == 0, result.stderr[-3000:]
     drafts, scheduling, fine = json.loads(result.stdout.splitlines()[-1])
-    assert f"SettingError: environment: {N} is '5', which asks for F1" in drafts
+    assert f"SettingError: settings: {N} is '5', but the flag is --speculative-config" in drafts
     assert f"{ZERO} is '0', but the flag is --async-scheduling" in scheduling
     assert fine is None
