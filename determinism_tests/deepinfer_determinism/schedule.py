@@ -84,6 +84,7 @@ class Schedule:
                 action_faults=faults,
                 observe=bool(value["observe"]),
                 apart_from=str(value.get("apart_from", "")),
+                beside=str(value.get("beside", "")),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(f"schedule: a field is wrong ({error}), expected what save writes") from None

@@ -55,7 +55,7 @@ def test_every_schedule_is_read_as_it_was_written_and_has_a_name_of_its_own(dept
     found = configurations(Setting(), SIZES, depth, 3)
     cases = [Case(relation=relation, configuration=item) for item in found for relation in item.relations]
     schedules = [case.schedule for case in cases]
-    schedules += [item.alone for item in found]
+    schedules += {item.alone_name: item.alone for item in found}.values()
     for written in schedules:
         schedule.save(written, tmp_path / "s.json")
         assert schedule.load(tmp_path / "s.json") == written
