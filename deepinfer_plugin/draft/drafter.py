@@ -13,6 +13,7 @@ from deepinfer_kernels.linear import mxfp8_linear
 from deepinfer_kernels.rope import rope
 from deepinfer_plugin.cache.records import KVRecords
 from deepinfer_plugin.cache.specs import num_drafts
+from deepinfer_plugin.draft.draws import Draws
 from deepinfer_plugin.draft.heads import ConfidenceHead, DraftHeads, Drafts
 from deepinfer_plugin.draft.step import DraftStep
 from deepinfer_plugin.errors import ConfigError
@@ -80,7 +81,7 @@ class DSparkV41DraftModel(nn.Module):
         self._blocks[0].add_module("main_norm", main_norm)
         self._context = (main_proj, main_norm)  # the same modules, with their types
         self.heads = DraftHeads(config, self._blocks[-1], settings.arithmetic.activation_dtype)
-        self._sampler: DeepInferSampler | None = None
+        self.draws: Draws | None = None
         vllm_config.compilation_config.static_forward_context[REGISTERED_NAME] = self
 
     @property
@@ -94,8 +95,8 @@ class DSparkV41DraftModel(nn.Module):
         return self.heads.confidence
 
     def bind_sampler(self, sampler: "DeepInferSampler") -> None:
-        """Draw with the states of this sampler from now on."""
-        self._sampler = sampler
+        """Draw with the parameters that this sampler holds from now on."""
+        self.draws = Draws(sampler, self.heads.norm.weight.device)
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
         """input_ids: [num_tokens] -> [num_tokens, hidden_size] in the activation dtype."""
@@ -177,10 +178,10 @@ class DSparkV41DraftModel(nn.Module):
         Args:
             hidden_states: [num_reqs * num_drafts, hidden_size], from ``forward``.
         """
-        assert self._sampler is not None, "DSparkV41DraftModel: draft without a sampler, expected bind_sampler before"
+        assert self.draws is not None, "DSparkV41DraftModel: draft without a sampler, expected bind_sampler before"
         shape = (*positions.shape, -1)
         base = self.compute_logits(hidden_states).view(shape)
-        return self.heads.draft(base, hidden_states.view(shape), anchors, slots, positions, self._sampler)
+        return self.heads.draft(base, hidden_states.view(shape), anchors, slots, positions, self.draws)
 
     def sample_sequential(self, speculator: "DSparkSpeculator", num_reqs: int, head_hidden: torch.Tensor) -> bool:
         """vLLM's hook in the place of its own sampling of the block; within a CUDA graph where there is one.

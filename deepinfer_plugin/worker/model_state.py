@@ -151,6 +151,8 @@ class DeepInferModelState(DefaultModelState):
             mend_drafts(input_batch.input_ids, self.model.config.vocab_size)
         inputs = super().prepare_inputs(input_batch, req_states)
         num_tokens = input_batch.num_tokens_after_padding
+        if self._drafter is not None and self._drafter.draws is not None:
+            self._drafter.draws.refresh()
         self._rows += input_batch.num_tokens
         self._padding_rows += num_tokens - input_batch.num_tokens
         metrics.PUBLISHER.publish(self._metrics_folder, time.monotonic())
