@@ -27,6 +27,7 @@ FAULTS = "deepinfer_plugin.draft.faults"
 KEEP, NUM_OUTPUT = 20, 16
 DRAFTS = (1, 5)
 CHUNKED = ("--max-num-batched-tokens=40", "--max-num-seqs=6")
+SMALL_POOL = ("--num-gpu-blocks-override=34", "--max-num-batched-tokens=40", "--max-model-len=192")
 NUM_BLOCK = 3  # drafts where they are compared with those of the plain model
 # flags and planted faults of the engines whose drafts depend on their context
 RANDOM: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -72,7 +73,8 @@ def _engine(
     num_output: int = NUM_OUTPUT,
 ) -> EngineRun:
     config = json.dumps({"method": "dspark", "num_speculative_tokens": num_drafts})
-    speculative = (f"--speculative-config={config}",) if num_drafts > 0 else ()
+    by_variable = {"DEEPINFER_USE_NEXTN_DECODE": str(num_drafts)} if num_drafts == 1 else {}
+    speculative = (f"--speculative-config={config}",) if num_drafts > 1 else ()
     return EngineRun(
         name=name,
         model=str(model),
@@ -80,7 +82,7 @@ def _engine(
         flags=("--block-size=32", *speculative, *flags),
         actions=_actions(is_drawn=is_drawn, num_output=num_output),
         faults=tuple(f"{FAULTS}:{fault}" for fault in faults),
-        variables={MODE_VARIABLE: mode, KEEP_VARIABLE: str(KEEP)},
+        variables={MODE_VARIABLE: mode, KEEP_VARIABLE: str(KEEP), **by_variable},
     )
 
 
@@ -101,6 +103,7 @@ def results(model: Path, random_model: Path) -> Results:
     """All engines, in one child."""
     runs = [_engine("off", model, 0), _engine("off, all rows", model, 0, mode="off")]
     runs += [_engine(f"{count} drafts", model, count) for count in DRAFTS]
+    runs.append(_engine("preempted", model, 5, *SMALL_POOL))
     runs.append(_engine("all rows", model, 3, *CHUNKED, mode="off"))
     runs.append(_engine("other noise", model, 5, faults=("other_noise",)))
     runs.append(_engine("truth", random_model, 0, is_drawn=False, num_output=NUM_OUTPUT + 4))
@@ -113,6 +116,7 @@ def results(model: Path, random_model: Path) -> Results:
 
 SAME = {
     **{f"{count} drafts": "off" for count in DRAFTS},
+    "preempted": "off",
     "all rows": "off, all rows",
     "other noise": "off",
     **dict.fromkeys(RANDOM, "truth"),
@@ -132,6 +136,11 @@ def test_prompts_hit_the_prefix_cache(results: Results) -> None:
     for run in ("off", "5 drafts", "all rows", "random"):
         requests = results[run].requests
         assert min(requests[name].facts.num_cached_tokens for name in ("hit", "hit drawn")) > 0, run
+
+
+def test_requests_are_preempted(results: Results) -> None:
+    facts = [request.facts for request in results["preempted"].requests.values()]
+    assert sum(fact.num_preemptions for fact in facts) > 0
 
 
 def test_agreeing_drafts_save_steps(results: Results) -> None:

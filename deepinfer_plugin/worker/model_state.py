@@ -135,7 +135,7 @@ class DeepInferModelState(DefaultModelState):
         if self._drafter is not None:
             prove_drafter(self.vllm_config, self._drafter, num_drafts(self.vllm_config), self.device)
         if self.device.type == "cuda" and Settings.from_envs()[variables.JIT_CACHE_DIR] is not None:
-            warm_up(self.vllm_config, self.model, self.device)
+            warm_up(self.vllm_config, self.model, self.device, self._drafter)
 
     def prepare_attn(
         self, input_batch: InputBatch, cudagraph_mode: CUDAGraphMode, *args: Any, **kwargs: Any
