@@ -1,7 +1,7 @@
 """What the layers of one step share: rows, positions, rotations, window slots."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import torch
 
@@ -69,7 +69,7 @@ class Step:
         attn_metadata: Mapping[str, "CacheMetadata"],
         tables: RotaryTables,
         sliding_window: int,
-    ) -> "Step":
+    ) -> Self:
         """All rows of an engine step, without floors; positions: [num_tokens] int64."""
         first = next(iter(attn_metadata.values()))
         rows = torch.arange(positions.shape[0], dtype=torch.int32, device=positions.device)

@@ -135,7 +135,7 @@ class DeepInferModelState(DefaultModelState):
         if self._drafter is not None:
             prove_drafter(self.vllm_config, self._drafter, num_drafts(self.vllm_config), self.device)
         if self.device.type == "cuda" and Settings.from_envs()[variables.JIT_CACHE_DIR] is not None:
-            warm_up(self.vllm_config, self.model, self.device)
+            warm_up(self.vllm_config, self.model, self.device, self._drafter)
 
     def prepare_attn(
         self, input_batch: InputBatch, cudagraph_mode: CUDAGraphMode, *args: Any, **kwargs: Any
@@ -151,6 +151,8 @@ class DeepInferModelState(DefaultModelState):
             mend_drafts(input_batch.input_ids, self.model.config.vocab_size)
         inputs = super().prepare_inputs(input_batch, req_states)
         num_tokens = input_batch.num_tokens_after_padding
+        if self._drafter is not None and self._drafter.draws is not None:
+            self._drafter.draws.refresh()
         self._rows += input_batch.num_tokens
         self._padding_rows += num_tokens - input_batch.num_tokens
         metrics.PUBLISHER.publish(self._metrics_folder, time.monotonic())
