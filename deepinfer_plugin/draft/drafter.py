@@ -211,7 +211,7 @@ class DSparkV41DraftModel(nn.Module):
         Raises:
             CheckpointError: a tensor is missing, unknown, given twice, or has the wrong shape or dtype.
         """
-        return load_into(self, weights, self.config, "draft")
+        return load_into(self, weights, self.config, ("draft",))
 
 
 def drafter_of(vllm_config: "VllmConfig") -> DSparkV41DraftModel | None:

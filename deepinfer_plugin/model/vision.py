@@ -13,15 +13,13 @@ from torch.nn.functional import pad
 
 from deepinfer_kernels.dense_attention import dense_attention
 from deepinfer_kernels.linear import linear
-from deepinfer_kernels.pointwise import gelu
+from deepinfer_kernels.pointwise import gelu, silu
 from deepinfer_kernels.rope import cos_sin, inverse_frequencies, rope
-from deepinfer_kernels.swiglu import swiglu
 from deepinfer_plugin.images.layout import ImageLayout, Role
 from deepinfer_plugin.model.config import VisionConfig
 from deepinfer_plugin.model.linear import PlainLinear, RMSNorm, TensorModule, frozen
 
 _NORM_EPS = 1e-6  # not the text model's 1e-20
-_NO_CLAMP = 0.0
 
 
 class _Angles(NamedTuple):
@@ -75,12 +73,12 @@ class VisionAttention(TensorModule):
         ``rope`` turns neighbours, so the halves are interleaved first. They stay so: a product of a query and a key
         that are both in this order is the same sum.
         """
-        halves = x.unflatten(2, (2, -1)).transpose(2, 3).reshape(x.shape)
+        halves = torch.unflatten(x, 2, (2, -1)).transpose(2, 3).reshape(x.shape)
         return rope(halves, angles.cos, angles.sin)
 
 
 class VisionMLP(TensorModule):
-    """SwiGLU without clamps; w1 holds the rows of the gate, then those of the other branch."""
+    """SwiGLU without clamps, rounded behind the SiLU (REF); w1 holds the rows of the gate, then the other branch's."""
 
     def __init__(self, config: VisionConfig) -> None:
         super().__init__()
@@ -90,7 +88,7 @@ class VisionMLP(TensorModule):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: [num_patches, hidden_size] -> the same shape and dtype."""
         gate, up = self.w1(x).chunk(2, dim=1)
-        return self.w2(swiglu(gate, up, _NO_CLAMP))
+        return self.w2(silu(gate.float()).to(x.dtype) * up)
 
 
 class VisionBlock(TensorModule):

@@ -17,8 +17,8 @@ _HEAD_DIM_MULTIPLE = 16
 def dense_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
     """``softmax(scale * q @ k.T) @ v`` per head, without a mask: every query sees every key.
 
-    Keys are taken in blocks of 64 from the first one on, with a running maximum that starts at -1e30. The denominator
-    sums the unrounded weights; before they multiply the values, the weights are rounded to the dtype of ``q``.
+    Keys are taken in blocks of 64 from the first one on, with a running maximum that starts at -1e30. The weights are
+    not rounded to bf16; on tensor cores each is the sum of two bf16 numbers.
 
     Args:
         q: [num_queries, num_heads, head_dim], bf16 or fp32, any strides.
@@ -42,7 +42,9 @@ def dense_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: fl
     for name, tensor in (("k", k), ("v", v)):
         checks.require_dtype("dense_attention", name, tensor, (q.dtype,))
         checks.require_rank("dense_attention", name, tensor, 3, "[num_keys, num_heads, head_dim]")
-        checks.require_shape("dense_attention", name, tensor, (k.shape[0], *q.shape[1:]), "heads and width are those of q")
+        checks.require_shape(
+            "dense_attention", name, tensor, (k.shape[0], *q.shape[1:]), "heads and width are those of q"
+        )
     if k.shape[0] == 0 or q.shape[2] % _HEAD_DIM_MULTIPLE != 0:
         raise ShapeError(
             f"dense_attention: q is {list(q.shape)} and k {list(k.shape)}, expected at least one key and a multiple of "

@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 from deepinfer_kernels.tiling import REFERENCE_KEY_TILE, REFERENCE_ROW_TILE
 
 TOLERANCE_FP32 = 1e-5
-TOLERANCE_BF16 = 2e-2  # of values of order 1: the weights are rounded to bf16 too
+TOLERANCE_BF16 = 8e-3  # of values up to 2: one rounding
 _FIRST_MAXIMUM = -1e30
 
 
@@ -51,7 +51,7 @@ def dense_attention_reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
         p = scores.sub_(new_maximum).exp_()
         rescale = (maximum - new_maximum).exp_()
         denominator = denominator * rescale + p.sum(dim=2, keepdim=True)
-        total = total * rescale + torch.bmm(p.to(q.dtype).float(), tile_values)
+        total = total * rescale + torch.bmm(p, tile_values)
         maximum = new_maximum
     out = (total / denominator).view(num_row_tiles, num_heads, REFERENCE_ROW_TILE, head_dim).transpose(1, 2)
     return out.reshape(-1, num_heads, head_dim)[:num_queries].to(q.dtype, copy=True)

@@ -34,6 +34,7 @@ def _dense_attention_kernel(
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     LEVELS: tl.constexpr,
+    SPLIT_P: tl.constexpr,
 ):
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     head = tl.program_id(1)
@@ -57,7 +58,10 @@ def _dense_attention_kernel(
         rescale = tl.exp(maximum - new_maximum)
         denominator = denominator * rescale + halving_row_sums(p, ROWS, KEYS, LEVELS)
         values = tl.load(v_ptr + key[:, None] * v_stride_t + head * v_stride_h + d[None, :], mask=mask, other=0.0)
-        total = tl.dot(p.to(values.dtype), values, total * rescale[:, None], input_precision="ieee")
+        high = p.to(values.dtype)
+        total = tl.dot(high, values, total * rescale[:, None], input_precision="ieee")
+        if SPLIT_P:
+            total = tl.dot((p - high.to(tl.float32)).to(values.dtype), values, total)
         maximum = new_maximum
     out = tl.div_rn(total, tl.broadcast_to(denominator[:, None], [ROWS, BLOCK_D])).to(out_ptr.dtype.element_ty)
     out_ptr += row[:, None] * out_stride_t + head * HEAD_DIM + d[None, :]
@@ -92,6 +96,7 @@ def dense_attention_triton(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sc
         ROWS=rows,
         KEYS=tiling.ATTENTION_SLOT_TILE,
         LEVELS=tiling.ATTENTION_SLOT_TILE.bit_length() - 1,
+        SPLIT_P=q.dtype == torch.bfloat16,
         num_warps=4,
         num_stages=2,
         enable_fp_fusion=False,
