@@ -359,6 +359,14 @@ def limit_grammar_cache(limit_bytes: int) -> None:
     os.environ[XGRAMMAR_CACHE_SWITCH] = wanted
 
 
+MEDIA_REDIRECTS_SWITCH = "VLLM_MEDIA_URL_ALLOW_REDIRECTS"
+
+
+def refuse_media_redirects() -> None:
+    """Keep vLLM from following a host that the operator allowed to one that nobody did, unless the user says so."""
+    os.environ.setdefault(MEDIA_REDIRECTS_SWITCH, "0")
+
+
 def enter_batch_invariant_mode(device: str) -> None:
     """Set the mode's pins in this process.
 

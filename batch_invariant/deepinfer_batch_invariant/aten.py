@@ -65,7 +65,7 @@ _EXACT = (
 )
 # fmt: on
 
-_MEASURED = ["cos", "exp", "exp_", "log", "log_", "log1p", "log1p_", "rsqrt", "sin"]
+_MEASURED = ["cos", "erf", "exp", "exp_", "log", "log_", "log1p", "log1p_", "rsqrt", "sin"]
 
 
 def _sums_last_axis(args: Sequence[Any]) -> str | None:

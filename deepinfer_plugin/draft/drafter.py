@@ -225,7 +225,7 @@ class DSparkV41DraftModel(nn.Module):
         """
         if self._folder is not None:
             weights = iterate_tensors(self._folder, self.config, (_GROUP,))
-        return load_into(self, weights, self.config, _GROUP)
+        return load_into(self, weights, self.config, (_GROUP,))
 
 
 def drafter_of(vllm_config: "VllmConfig") -> DSparkV41DraftModel | None:

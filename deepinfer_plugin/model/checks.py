@@ -60,6 +60,7 @@ class DeepseekV41Checks(DeepseekV4ForCausalLMConfig):
         check_replay(vllm_config, Settings.from_envs().replay)
         check_server_defaults(Settings.from_envs(), vllm_config.model_config.get_vocab_size())
         _keep_encoder_windows(vllm_config, Settings.from_envs().replay)
+        check_images(vllm_config, Settings.from_envs().replay)
         if vllm_config.cache_config.swa_bounded_replay:
             vllm_config.cache_config.swa_bounded_replay = False
             logger.info("vLLM's own SWA bounded replay is off; ours follows DEEPINFER_YOCO_PREFILL_TRUNCATION_MODE")
@@ -100,6 +101,31 @@ def check_replay(vllm_config: "VllmConfig", replay: ReplaySettings) -> None:
             "replay: %s is bounded: a prefix hit changes the bits of an answer, by the length of the hit",
             ENCODER_VARIABLE,
         )
+
+
+def check_images(vllm_config: "VllmConfig", replay: ReplaySettings) -> None:
+    """Refuse image options that would let two images pass for one, or lose patches that replay needs again.
+
+    Raises:
+        ConfigError: the option, and what to do.
+    """
+    options = vllm_config.model_config.multimodal_config
+    if options is None or not vllm_config.model_config.supports_multimodal_inputs:
+        return
+    if options.enable_mm_embeds:
+        raise ConfigError(
+            "DeepseekV41ForCausalLM: enable_mm_embeds is True, expected False: rows that a user computed are no image; "
+            "leave --enable-mm-embeds out"
+        )
+    if replay.encoder.kind != "exact" and options.mm_processor_cache_type == "shm":
+        raise ConfigError(
+            f"DeepseekV41ForCausalLM: mm_processor_cache_type is 'shm' and {ENCODER_VARIABLE} is "
+            f"{str(replay.encoder)!r}, expected lru: an image inside a replayed window is encoded again, and shared "
+            "memory drops its patches; leave --mm-processor-cache-type out, or set the variable to exact"
+        )
+    if not current_platform.is_cuda():
+        options.skip_mm_profiling = True  # it measures the memory of an accelerator
+    envs.refuse_media_redirects()
 
 
 def _keep_encoder_windows(vllm_config: "VllmConfig", replay: ReplaySettings) -> None:

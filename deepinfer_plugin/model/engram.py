@@ -15,15 +15,16 @@ def ngram_ids(token_ids: torch.Tensor, token_map: torch.Tensor, pad_id: int) -> 
     """Compressed ids of a token and its predecessors; the pad stands before the start of the sequence.
 
     Args:
-        token_ids: [num_tokens, max_ngram_size] int64: the token, then its predecessors; -1: before the start.
+        token_ids: [num_tokens, max_ngram_size] int64: the token, then its predecessors; -1: before the start of the
+            sequence or of the text behind the last image, and at an image itself.
         token_map: [vocab_size] int64, token id to compressed id.
         pad_id: compressed id of the pad.
 
     Returns:
         [num_tokens, max_ngram_size] int64 compressed ids. Every id is text, also that of the image placeholder where a
-        text holds it: images are known by their spans, which the text model does not take.
+        text holds it: images are known by their spans.
 
-    Source: spec section 2.9; REF without image spans.
+    Source: spec section 2.9; REF.
     """
     return torch.where(token_ids < 0, pad_id, token_map[token_ids.clamp_min(0)])
 
@@ -65,12 +66,15 @@ class Engram(TensorModule):
             values = torch.tensor(getattr(layout, name), dtype=torch.int64)
             self.register_buffer(name, values, persistent=False)
 
-    def forward(self, streams: torch.Tensor, compressed_ids: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, streams: torch.Tensor, compressed_ids: torch.Tensor, is_image: torch.Tensor | None
+    ) -> torch.Tensor:
         """Add the gated memory of each row's n-grams.
 
         Args:
             streams: [num_tokens, hc_mult, hidden_size].
             compressed_ids: [num_tokens, engram_max_ngram_size] int64, see ``ngram_ids``.
+            is_image: [num_tokens] bool, rows that stay as they are; None: no row.
 
         Returns:
             New streams, same shape and dtype.
@@ -79,7 +83,7 @@ class Engram(TensorModule):
         key_value = self.wkv(engram_lookup(self.embed.weight, self.embed.scale, rows, self.dtype))
         key, value = torch.split(key_value, [self.num_streams * self.hidden_size, self.hidden_size], dim=1)
         key = key.view(-1, self.num_streams, self.hidden_size)
-        return engram_gate(streams, key, value, self.q_weight, self.k_weight, self.eps, None)
+        return engram_gate(streams, key, value, self.q_weight, self.k_weight, self.eps, is_image)
 
 
 def hash_layout(config: ModelConfig) -> dict[int, EngramLayerHash]:

@@ -16,11 +16,11 @@ from deepinfer_plugin.model.linear import QuantizedWeight, TensorModule, frozen,
 class Router(nn.Module):
     """Router weights; ``bias`` selects text tokens' experts, ``bias_vl`` those of image tokens."""
 
-    def __init__(self, num_experts: int, hidden_size: int) -> None:
+    def __init__(self, num_experts: int, hidden_size: int, *, has_images: bool) -> None:
         super().__init__()
         self.weight = frozen(num_experts, hidden_size, dtype=torch.bfloat16)
         self.bias = frozen(num_experts, dtype=torch.float32)
-        self.bias_vl = frozen(num_experts, dtype=torch.float32)
+        self.bias_vl = frozen(num_experts, dtype=torch.float32) if has_images else None
 
 
 class RoutedExperts(nn.Module):
@@ -56,17 +56,20 @@ class MoE(TensorModule):
         self.scaling = config.routed_scaling_factor
         self.limit = config.swiglu_limit
         self.quantize, self.side = context.arithmetic.quantize, context.side
-        self.gate = Router(num_experts, config.hidden_size)
+        self.gate = Router(num_experts, config.hidden_size, has_images=config.vision_config is not None)
         self.experts = RoutedExperts(num_experts, config.moe_intermediate_size, config.hidden_size)
         self.shared_experts = SharedExpert(context)
 
-    def forward(self, given: SublayerInput, streams: torch.Tensor, mix: Mix) -> torch.Tensor:
+    def forward(
+        self, given: SublayerInput, streams: torch.Tensor, mix: Mix, is_image: torch.Tensor | None
+    ) -> torch.Tensor:
         """Send the rows through the experts and add the result to the streams.
 
         Args:
             given: one row per token, ffn-normed, with rows for the experts.
             streams: [num_tokens, hc_mult, hidden_size], in front of this sublayer.
             mix: how the result joins them.
+            is_image: [num_tokens] bool, rows whose experts ``bias_vl`` selects; None: no row.
 
         Returns:
             The streams behind this sublayer.
@@ -74,7 +77,15 @@ class MoE(TensorModule):
         x, gate, experts = given.x, self.gate, self.experts
         with self.side.fork(x):
             shared = self._shared(given)
-        topk_idx, topk_weights = moe_gate(x, gate.weight, gate.bias, top_k=self.top_k, scaling=self.scaling)
+        topk_idx, topk_weights = moe_gate(
+            x,
+            gate.weight,
+            gate.bias,
+            top_k=self.top_k,
+            scaling=self.scaling,
+            bias_image=None if is_image is None else gate.bias_vl,
+            is_image=is_image,
+        )
         routed = moe_experts(
             x,
             topk_idx,

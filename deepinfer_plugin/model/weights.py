@@ -32,6 +32,7 @@ from deepinfer_plugin.model.tensors import Group, TensorSpec, expected_tensors
 
 TOKENIZER_FILE = "tokenizer.json"
 ALL_GROUPS: tuple[Group, ...] = ("text", "draft", "vision")
+TEXT_ONLY: tuple[Group, ...] = ("text",)
 _EXPERT = re.compile(r"(?P<experts>.+\.experts)\.(?P<expert>\d+)\.(?P<matrix>w[123])\.(?P<part>weight|scale)")
 _RAW_BYTES = (torch.float8_e8m0fnu, torch.int8)  # on disk; parameters hold the bytes as uint8
 
@@ -167,12 +168,14 @@ def _matched_tensors(model_dir: Path, config: ModelConfig) -> tuple[dict[str, Te
     return specs, stored
 
 
-def parameter_specs(config: ModelConfig, group: Group = "text") -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    """Shape and dtype of every parameter of a part of the model, by name; scales and packed weights are uint8."""
+def parameter_specs(
+    config: ModelConfig, groups: Collection[Group] = TEXT_ONLY
+) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Shape and dtype of every parameter of these parts, by name; scales and packed weights are uint8."""
     rows: dict[str, int] = {}
     experts: dict[str, int] = {}
     result: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
-    for name, spec in _group_specs(config, group).items():
+    for name, spec in _specs_of(config, groups).items():
         place = _place(name, spec)
         dtype = torch.uint8 if spec.dtype in _RAW_BYTES else spec.dtype
         if place.expert is None:
@@ -186,19 +189,22 @@ def parameter_specs(config: ModelConfig, group: Group = "text") -> dict[str, tup
 
 @torch.no_grad()
 def load_into(
-    model: nn.Module, tensors: Iterable[tuple[str, torch.Tensor]], config: ModelConfig, group: Group = "text"
+    model: nn.Module,
+    tensors: Iterable[tuple[str, torch.Tensor]],
+    config: ModelConfig,
+    groups: Collection[Group] = TEXT_ONLY,
 ) -> set[str]:
-    """Fill every parameter of a part of the model; every tensor is consumed exactly once.
+    """Fill every parameter of the model; every tensor is consumed exactly once.
 
-    Tensors of the other parts are checked and passed over. Names may carry the prefix ``model.``. The model is compared
-    with ``config`` before the first tensor is taken; after an error further on, its parameters are partly filled and it
-    must be dropped.
+    Tensors of other parts than ``groups`` are checked and passed over. Names may carry the prefix ``model.``. The model
+    is compared with ``config`` before the first tensor is taken; after an error further on, its parameters are partly
+    filled and it must be dropped.
 
     Args:
-        model: has exactly the parameters of ``parameter_specs(config, group)``, on any device.
+        model: has exactly the parameters of ``parameter_specs(config, groups)``, on any device.
         tensors: (name, tensor in the dtype on disk), in any order; each is released before the next is taken.
         config: the model's config.json.
-        group: the part.
+        groups: parts that the model holds.
 
     Returns:
         The names of the parameters that were filled: all.
@@ -209,30 +215,30 @@ def load_into(
     """
     specs = expected_tensors(config)
     parameters = dict(model.named_parameters())
-    _check_parameters(parameters, parameter_specs(config, group))
+    _check_parameters(parameters, config, groups)
     seen: set[str] = set()
     for given_name, tensor in tensors:
         name = given_name.removeprefix(NAME_PREFIX)
         _check_given(name, tensor, specs, seen)
         seen.add(name)
-        if specs[name].group == group:
+        if specs[name].group in groups:
             place = _place(name, specs[name])
             target = parameters[place.parameter].data
             if place.expert is not None:
                 target = target[place.expert, place.first_row : place.first_row + tensor.shape[0]]
             target.copy_(tensor.view(torch.uint8) if tensor.dtype in _RAW_BYTES else tensor)
         del tensor  # or it would stay alive while the next one is read
-    missing = sorted(_group_specs(config, group).keys() - seen)
+    missing = sorted(_specs_of(config, groups).keys() - seen)
     if missing:
         raise CheckpointError(
-            f"load_into: tensor {missing[0]}{_others(missing)} is missing, expected every tensor of the {group} part; "
+            f"load_into: tensor {missing[0]}{_others(missing)} is missing, expected every tensor of the model; "
             "load the whole checkpoint"
         )
     return set(parameters)
 
 
-def _group_specs(config: ModelConfig, group: Group) -> dict[str, TensorSpec]:
-    return {name: spec for name, spec in expected_tensors(config).items() if spec.group == group}
+def _specs_of(config: ModelConfig, groups: Collection[Group]) -> dict[str, TensorSpec]:
+    return {name: spec for name, spec in expected_tensors(config).items() if spec.group in groups}
 
 
 def _place(name: str, spec: TensorSpec) -> _Place:
@@ -247,9 +253,8 @@ def _place(name: str, spec: TensorSpec) -> _Place:
     )
 
 
-def _check_parameters(
-    parameters: dict[str, nn.Parameter], specs: dict[str, tuple[tuple[int, ...], torch.dtype]]
-) -> None:
+def _check_parameters(parameters: dict[str, nn.Parameter], config: ModelConfig, groups: Collection[Group]) -> None:
+    specs = parameter_specs(config, groups)
     for name in sorted(specs.keys() | parameters.keys()):
         if name not in specs:
             raise CheckpointError(

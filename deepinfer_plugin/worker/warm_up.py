@@ -164,7 +164,11 @@ def _forward(
     token_ids = torch.full((num_rows,), 3, dtype=torch.int64, device=device)
     lookback = torch.full((num_rows, model.config.engram_max_ngram_size - 1), 3, device=device)
     with set_forward_context(metadata, vllm_config, num_tokens=num_rows), torch.inference_mode():
-        hidden_states = hidden_states_of(model(token_ids, positions, lookback_ids=lookback))
+        images: dict[str, torch.Tensor] = {}
+        if "vision" in model.groups:
+            is_image = torch.zeros(num_rows, dtype=torch.bool, device=device)
+            images = {"inputs_embeds": model.embed_input_ids(token_ids), "is_image": is_image}
+        hidden_states = hidden_states_of(model(token_ids, positions, lookback_ids=lookback, **images))
         model.compute_logits(hidden_states[: min(num_rows, vllm_config.scheduler_config.max_num_seqs)])
 
 

@@ -76,6 +76,8 @@ ATTENTION_WARPS = 8
 # Heads of one program in the fp32 kernel, columns of its products, and columns of the result one program owns.
 ATTENTION_FP32_HEADS = 16
 ATTENTION_FP32_BLOCK_D = 64
+# Attention inside an image: queries of one program, one tile for every image and width. Keys come in the 64 of above.
+DENSE_ATTENTION_ROWS = 64
 
 # --- Triton kernels of the linear layers and the experts -----------------------------------------------------------
 
