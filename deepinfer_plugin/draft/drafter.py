@@ -20,8 +20,10 @@ from deepinfer_plugin.model.block import Block
 from deepinfer_plugin.model.config import ModelConfig
 from deepinfer_plugin.model.context import BuildContext
 from deepinfer_plugin.model.hyper_connection import identity_pre_mix
-from deepinfer_plugin.model.linear import Embedding, PlainLinear, QuantizedLinear, RMSNorm
+from deepinfer_plugin.model.linear import Embedding, Head, QuantizedLinear, RMSNorm
+from deepinfer_plugin.model.parallel import Parallel
 from deepinfer_plugin.model.rope import RotaryTables
+from deepinfer_plugin.model.tensors import Group
 from deepinfer_plugin.model.weights import load_into
 from deepinfer_plugin.replay.window import ReplayRule
 from deepinfer_plugin.settings import Settings
@@ -50,17 +52,21 @@ class DSparkV41DraftModel(nn.Module):
     has_own_lm_head = False
     draft_id_to_target_id = None
 
+    checkpoint_groups: tuple[Group, ...] = ("draft",)
+
     embed_tokens: Embedding
-    lm_head: PlainLinear
+    lm_head: Head
 
     def __init__(self, *, vllm_config: "VllmConfig", prefix: str = "") -> None:
         super().__init__()
         settings = Settings.from_envs()
         config = ModelConfig.from_hf(vllm_config.speculative_config.draft_model_config.hf_config)
         check_draft_blocks(config)
+        self.parallel = Parallel.from_vllm(vllm_config)
         context = BuildContext(
             vllm_config=vllm_config,
             config=config,
+            parallel=self.parallel,
             arithmetic=settings.arithmetic,
             records=KVRecords.from_model(config, settings.arithmetic),
             rule=ReplayRule.from_settings(settings.replay, config.sliding_window, num_drafts(vllm_config)),
@@ -211,7 +217,7 @@ class DSparkV41DraftModel(nn.Module):
         Raises:
             CheckpointError: a tensor is missing, unknown, given twice, or has the wrong shape or dtype.
         """
-        return load_into(self, weights, self.config, "draft")
+        return load_into(self, weights, self.config, "draft", self.parallel)
 
 
 def drafter_of(vllm_config: "VllmConfig") -> DSparkV41DraftModel | None:
