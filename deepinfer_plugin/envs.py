@@ -300,6 +300,8 @@ def prepare_interpreter_environment() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     # vLLM imports Humming, whose import starts two Python processes that compile CUDA code; nothing here can run it.
     os.environ.setdefault("HUMMING_DISABLE_PARALLEL_BUILD", "1")
+    # vLLM wants a NUMA node for every worker to bind its threads to; a worker of ours has one thread.
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
 
 def keep_engine_in_this_process() -> None:
@@ -357,6 +359,14 @@ def limit_grammar_cache(limit_bytes: int) -> None:
             f"{limit_bytes}; unset one of the two"
         )
     os.environ[XGRAMMAR_CACHE_SWITCH] = wanted
+
+
+MEDIA_REDIRECTS_SWITCH = "VLLM_MEDIA_URL_ALLOW_REDIRECTS"
+
+
+def refuse_media_redirects() -> None:
+    """Keep vLLM from following a host that the operator allowed to one that nobody did, unless the user says so."""
+    os.environ.setdefault(MEDIA_REDIRECTS_SWITCH, "0")
 
 
 def enter_batch_invariant_mode(device: str) -> None:

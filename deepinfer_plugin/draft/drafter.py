@@ -13,6 +13,7 @@ from deepinfer_kernels.linear import mxfp8_linear
 from deepinfer_kernels.rope import rope
 from deepinfer_plugin.cache.records import KVRecords
 from deepinfer_plugin.cache.specs import num_drafts
+from deepinfer_plugin.draft.draws import Draws
 from deepinfer_plugin.draft.heads import ConfidenceHead, DraftHeads, Drafts
 from deepinfer_plugin.draft.step import DraftStep
 from deepinfer_plugin.errors import ConfigError
@@ -20,8 +21,10 @@ from deepinfer_plugin.model.block import Block
 from deepinfer_plugin.model.config import ModelConfig
 from deepinfer_plugin.model.context import BuildContext
 from deepinfer_plugin.model.hyper_connection import identity_pre_mix
-from deepinfer_plugin.model.linear import Embedding, PlainLinear, QuantizedLinear, RMSNorm
+from deepinfer_plugin.model.linear import Embedding, Head, QuantizedLinear, RMSNorm
+from deepinfer_plugin.model.parallel import Parallel
 from deepinfer_plugin.model.rope import RotaryTables
+from deepinfer_plugin.model.tensors import Group
 from deepinfer_plugin.model.weights import load_into
 from deepinfer_plugin.replay.window import ReplayRule
 from deepinfer_plugin.settings import Settings
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from vllm.v1.worker.gpu.spec_decode.dspark.speculator import DSparkSpeculator
 
     from deepinfer_plugin.sampling.sampler import DeepInferSampler
+
 
 REGISTERED_NAME = "deepinfer.drafter"
 """Key of the drafter in vLLM's table of layers, where the hooks of the model runner find it."""
@@ -50,17 +54,21 @@ class DSparkV41DraftModel(nn.Module):
     has_own_lm_head = False
     draft_id_to_target_id = None
 
+    checkpoint_groups: tuple[Group, ...] = ("draft",)
+
     embed_tokens: Embedding
-    lm_head: PlainLinear
+    lm_head: Head
 
     def __init__(self, *, vllm_config: "VllmConfig", prefix: str = "") -> None:
         super().__init__()
         settings = Settings.from_envs()
         config = ModelConfig.from_hf(vllm_config.speculative_config.draft_model_config.hf_config)
         check_draft_blocks(config)
+        self.parallel = Parallel.from_vllm(vllm_config)
         context = BuildContext(
             vllm_config=vllm_config,
             config=config,
+            parallel=self.parallel,
             arithmetic=settings.arithmetic,
             records=KVRecords.from_model(config, settings.arithmetic),
             rule=ReplayRule.from_settings(settings.replay, config.sliding_window, num_drafts(vllm_config)),
@@ -80,7 +88,7 @@ class DSparkV41DraftModel(nn.Module):
         self._blocks[0].add_module("main_norm", main_norm)
         self._context = (main_proj, main_norm)  # the same modules, with their types
         self.heads = DraftHeads(config, self._blocks[-1], settings.arithmetic.activation_dtype)
-        self._sampler: DeepInferSampler | None = None
+        self.draws: Draws | None = None
         vllm_config.compilation_config.static_forward_context[REGISTERED_NAME] = self
 
     @property
@@ -94,8 +102,8 @@ class DSparkV41DraftModel(nn.Module):
         return self.heads.confidence
 
     def bind_sampler(self, sampler: "DeepInferSampler") -> None:
-        """Draw with the states of this sampler from now on."""
-        self._sampler = sampler
+        """Draw with the parameters that this sampler holds from now on."""
+        self.draws = Draws(sampler, self.heads.norm.weight.device)
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
         """input_ids: [num_tokens] -> [num_tokens, hidden_size] in the activation dtype."""
@@ -177,10 +185,10 @@ class DSparkV41DraftModel(nn.Module):
         Args:
             hidden_states: [num_reqs * num_drafts, hidden_size], from ``forward``.
         """
-        assert self._sampler is not None, "DSparkV41DraftModel: draft without a sampler, expected bind_sampler before"
+        assert self.draws is not None, "DSparkV41DraftModel: draft without a sampler, expected bind_sampler before"
         shape = (*positions.shape, -1)
         base = self.compute_logits(hidden_states).view(shape)
-        return self.heads.draft(base, hidden_states.view(shape), anchors, slots, positions, self._sampler)
+        return self.heads.draft(base, hidden_states.view(shape), anchors, slots, positions, self.draws)
 
     def sample_sequential(self, speculator: "DSparkSpeculator", num_reqs: int, head_hidden: torch.Tensor) -> bool:
         """vLLM's hook in the place of its own sampling of the block; within a CUDA graph where there is one.
@@ -206,12 +214,15 @@ class DSparkV41DraftModel(nn.Module):
         return True
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Fill the parameters from checkpoint tensors; those of the other parts are checked and passed over.
+        """Fill the parameters from checkpoint tensors.
+
+        Args:
+            weights: all tensors of the checkpoint, as vLLM's loader reads them when it is asked for the next one.
 
         Raises:
             CheckpointError: a tensor is missing, unknown, given twice, or has the wrong shape or dtype.
         """
-        return load_into(self, weights, self.config, "draft")
+        return load_into(self, weights, self.config, self.checkpoint_groups, self.parallel)
 
 
 def drafter_of(vllm_config: "VllmConfig") -> DSparkV41DraftModel | None:

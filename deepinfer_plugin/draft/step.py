@@ -3,8 +3,10 @@
 from typing import TYPE_CHECKING
 
 import torch
+from torch.nn.functional import pad
 
 from deepinfer_kernels.swa_indices import window_slots
+from deepinfer_kernels.tiling import ATTENTION_SLOT_TILE
 from deepinfer_plugin.model.step import Step
 
 if TYPE_CHECKING:
@@ -26,7 +28,10 @@ class DraftStep(Step):
         return torch.where(is_real, metadata.slot_mapping[: self.positions.shape[0]], -1)
 
     def window_slots(self, metadata: "CacheMetadata") -> torch.Tensor:
-        """[num_rows, sliding_window + num_drafts] int64 token slots."""
+        """[num_rows, sliding_window + num_drafts and padding] int64 token slots.
+
+        Padded with -1, which changes nothing, to what the kernels of a GPU take.
+        """
         key = metadata.block_table.data_ptr()
         if key not in self._window_slots:
             context = window_slots(
@@ -39,7 +44,8 @@ class DraftStep(Step):
             )
             num_rows, num_drafts = self.positions.shape[0], self._num_drafts
             block = self.token_write_slots(metadata).view(-1, 1, num_drafts).expand(-1, num_drafts, -1)
-            self._window_slots[key] = torch.cat((context, block.reshape(num_rows, num_drafts)), dim=1)
+            slots = torch.cat((context, block.reshape(num_rows, num_drafts)), dim=1)
+            self._window_slots[key] = pad(slots, (0, -slots.shape[1] % ATTENTION_SLOT_TILE), value=-1)
         return self._window_slots[key]
 
     @property

@@ -30,6 +30,7 @@ from deepinfer_plugin.engine_child.plan import (
     runs_from_json,
 )
 from deepinfer_plugin.platforms.detect import platform_class
+from deepinfer_plugin.reference.pictures import make_picture
 from deepinfer_plugin.replay import counters
 from deepinfer_plugin.speculative.counters import VERIFICATION
 
@@ -185,7 +186,9 @@ class EngineDriver:
         state = self._states[request.name] = _State(prompt=request.tokens)
         try:
             params = self._sampling_params(request)
-            prompt = {"prompt_token_ids": list(request.tokens)}
+            prompt: dict[str, Any] = {"prompt_token_ids": list(request.tokens)}
+            if request.images:
+                prompt["multi_modal_data"] = {"image": [make_picture(recipe) for recipe in request.images]}
             internal = self._engine.add_request(request.name, prompt, params, priority=request.priority)
         except (ValueError, VLLMValidationError) as error:
             state.error = str(error)

@@ -20,6 +20,7 @@ class Request:
     ``forced`` are its first output tokens, fed one at a time; ``max_tokens`` counts all output tokens and is
     ``len(forced) + 1`` unless it is given, so that every forced token is also read. Logits are reported for every
     output token, and with ``prompt_rows`` for every prompt token but the last (the prefix cache is not read then).
+    ``images`` are recipes of ``reference.pictures``, one for every image placeholder of ``tokens``.
     ``sampling`` holds further fields of vLLM's SamplingParams; greedy without EOS is the default. With
     ``--scheduling-policy=priority`` the request of the largest ``priority`` is preempted first.
     """
@@ -30,6 +31,7 @@ class Request:
     max_tokens: int | None = None
     prompt_rows: bool = False
     priority: int = 0
+    images: tuple[tuple[int, int, int], ...] = ()
     sampling: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -162,7 +164,14 @@ def _run(value: dict[str, Any]) -> EngineRun:
             **{
                 **action,
                 "add": tuple(
-                    Request(**{**item, "tokens": tuple(item["tokens"]), "forced": tuple(item["forced"])})
+                    Request(
+                        **{
+                            **item,
+                            "tokens": tuple(item["tokens"]),
+                            "forced": tuple(item["forced"]),
+                            "images": tuple(tuple(recipe) for recipe in item["images"]),
+                        }
+                    )
                     for item in action["add"]
                 ),
                 "abort": tuple(action["abort"]),

@@ -60,7 +60,8 @@ class Block(nn.Module):
             ffn = compute_mix(streams, self.hc_ffn_fn, self.hc_ffn_scale, self.hc_ffn_base, self.config)
         norm = self.ffn_norm
         given = hc_norm(streams, attn.pre, norm.weight, norm.eps, quantize=self.quantize, for_experts=True)
-        return self.ffn(given, streams, ffn), ffn.pre, selection
+        is_image = None if step is None else step.is_image
+        return self.ffn(given, streams, ffn, is_image), ffn.pre, selection
 
     def write_entries(self, streams: torch.Tensor, pre: torch.Tensor, step: Step) -> None:
         """Store what later layers and requests read of rows that do not pass this KV-source layer themselves.

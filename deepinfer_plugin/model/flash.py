@@ -1,29 +1,37 @@
-"""DeepSeek-V4.1-Flash for vLLM: the layers in order, and the interface vLLM expects of a text model."""
+"""DeepSeek-V4.1-Flash for vLLM: the layers in order, and the interface vLLM expects of a model with images."""
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from torch import nn
 from vllm.forward_context import get_forward_context
 from vllm.logger import init_logger
+from vllm.model_executor.models.interfaces import SupportsMultiModal
+from vllm.multimodal import MULTIMODAL_REGISTRY
 
 from deepinfer_kernels.hc_collapse import hc_collapse
 from deepinfer_plugin import __version__, envs
 from deepinfer_plugin.cache.groups import cache_groups
 from deepinfer_plugin.cache.records import KVRecords
 from deepinfer_plugin.cache.specs import num_drafts
+from deepinfer_plugin.encoding.prompt import IMAGE_TOKEN
 from deepinfer_plugin.encoding.token_map import build_token_map
+from deepinfer_plugin.images.layout import ImageLayout
+from deepinfer_plugin.images.processing import DummyImages, ImageInfo, ImageProcessor
 from deepinfer_plugin.model.block import Block
 from deepinfer_plugin.model.config import ModelConfig
 from deepinfer_plugin.model.context import BuildContext
 from deepinfer_plugin.model.engram import ngram_ids
 from deepinfer_plugin.model.hyper_connection import identity_pre_mix
 from deepinfer_plugin.model.indexer import Selection
-from deepinfer_plugin.model.linear import Embedding, PlainLinear, RMSNorm
+from deepinfer_plugin.model.linear import Embedding, Head, RMSNorm, frozen
+from deepinfer_plugin.model.parallel import Parallel
 from deepinfer_plugin.model.rope import RotaryTables
 from deepinfer_plugin.model.step import Step
-from deepinfer_plugin.model.weights import load_into
+from deepinfer_plugin.model.tensors import Group
+from deepinfer_plugin.model.vision import Aligner, VisionTower, image_span
+from deepinfer_plugin.model.weights import TEXT_ONLY, load_into
 from deepinfer_plugin.platforms.capabilities import KERNEL_SETS
 from deepinfer_plugin.replay.inputs import EncoderPassInputs, ReplayInputs
 from deepinfer_plugin.replay.window import ReplayRule
@@ -39,16 +47,21 @@ if TYPE_CHECKING:
 logger = init_logger(f"vllm.{__name__}")
 
 
-class DeepseekV41ForCausalLM(nn.Module):
-    """The text model under the architecture name of the released checkpoint.
+@MULTIMODAL_REGISTRY.register_processor(ImageProcessor, info=ImageInfo, dummy_inputs=DummyImages)
+class DeepseekV41ForCausalLM(nn.Module, SupportsMultiModal):
+    """The model under the architecture name of the released checkpoint.
+
+    The tower and its tensors are built and loaded only where the engine takes images.
 
     Raises:
         ConfigError: config.json describes a model that this class cannot serve.
     """
 
+    requires_raw_input_tokens: ClassVar[Literal[True]] = True  # n-grams are hashes of ids
     token_map: torch.Tensor
     supports_eagle3 = True
     has_own_embed_tokens = has_own_lm_head = False
+    checkpoint_groups: tuple[Group, ...] = TEXT_ONLY
 
     def __init__(self, *, vllm_config: "VllmConfig", prefix: str = "") -> None:
         super().__init__()
@@ -56,15 +69,18 @@ class DeepseekV41ForCausalLM(nn.Module):
         envs.enter_batch_invariant_mode(vllm_config.device_config.device_type)
         config = ModelConfig.from_hf(vllm_config.model_config.hf_config)
         self.rule = ReplayRule.from_settings(settings.replay, config.sliding_window, num_drafts(vllm_config))
+        self.parallel = Parallel.from_vllm(vllm_config)
         context = BuildContext(
             vllm_config=vllm_config,
             config=config,
+            parallel=self.parallel,
             arithmetic=settings.arithmetic,
             records=KVRecords.from_model(config, settings.arithmetic),
             rule=self.rule,
         )
         self.config, self.arithmetic = config, settings.arithmetic
-        self.embed = Embedding(config.vocab_size, config.hidden_size)
+        ranks = self.parallel.tensor
+        self.embed = Embedding(config.vocab_size, config.hidden_size, ranks)
         self.rotary = RotaryTables(config)
         blocks: list[Block] = []
         kv_source = None
@@ -77,7 +93,10 @@ class DeepseekV41ForCausalLM(nn.Module):
         self._encoder, self._decoder = tuple(blocks[:cut]), tuple(blocks[cut:])
         self._tapped: tuple[int, ...] = ()
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.head = PlainLinear(config.vocab_size, config.hidden_size)
+        self.head = Head(config.vocab_size, config.hidden_size, ranks)
+        if vllm_config.model_config.supports_multimodal_inputs:
+            self.checkpoint_groups = ("text", "vision")
+            self._build_vision()
         self.register_buffer("token_map", _token_map(vllm_config, config), persistent=False)
         self.pad_id = int(self.token_map[config.engram_pad_token_id]) if config.engram_layer_ids else 0
         logger.info(
@@ -86,6 +105,19 @@ class DeepseekV41ForCausalLM(nn.Module):
             KERNEL_SETS[vllm_config.device_config.device_type],
             settings.arithmetic.value,
         )
+
+    def _build_vision(self) -> None:
+        vision, width = self.config.vision_config, self.config.hidden_size
+        assert vision is not None, "ImageInfo allows no image without a vision_config"
+        self.vision = VisionTower(vision)
+        self.aligner = Aligner(vision, width)
+        self.image_start, self.image_newline, self.image_end = (frozen(width, dtype=torch.bfloat16) for _ in range(3))
+
+    @classmethod
+    def get_placeholder_str(cls, modality: str, i: int) -> str | None:
+        """How a raw prompt marks the place of an image."""
+        del i
+        return IMAGE_TOKEN if modality == "image" else None
 
     @staticmethod
     def get_model_state_cls() -> type["DeepInferModelState"]:
@@ -112,7 +144,7 @@ class DeepseekV41ForCausalLM(nn.Module):
         return self.embed
 
     @property
-    def lm_head(self) -> PlainLinear:
+    def lm_head(self) -> Head:
         """The head under the name that vLLM's draft models share it by."""
         return self.head
 
@@ -126,9 +158,54 @@ class DeepseekV41ForCausalLM(nn.Module):
         assert min(layers) >= cut, (layers, cut)
         self._tapped = tuple(layer - cut for layer in layers)
 
-    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """input_ids: [num_tokens] -> [num_tokens, hidden_size] in the activation dtype."""
-        return self.embed(input_ids).to(self.arithmetic.activation_dtype)
+    def embed_input_ids(
+        self,
+        input_ids: torch.Tensor,
+        multimodal_embeddings: Sequence[torch.Tensor] | None = None,
+        *,
+        is_multimodal: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Rows at the entry of the model.
+
+        Args:
+            input_ids: [num_tokens].
+            multimodal_embeddings: parts of image spans, in the order of their rows.
+            is_multimodal: [num_tokens] bool, the rows of those parts; given with them.
+
+        Returns:
+            [num_tokens, hidden_size] in the activation dtype.
+        """
+        embedded = self.embed(input_ids).to(self.arithmetic.activation_dtype)
+        if multimodal_embeddings:
+            assert is_multimodal is not None
+            rows = is_multimodal.nonzero()[:, 0].to(embedded.device, non_blocking=True)
+            embedded[rows] = torch.cat(list(multimodal_embeddings))
+        return embedded
+
+    def embed_multimodal(self, **kwargs: object) -> list[torch.Tensor]:
+        """Encode images, one after the other.
+
+        Args:
+            kwargs: the fields of ``ImageProcessor``: ``patches`` [sum of patches, 3 * patch_size ** 2] bf16 of all
+                images, ``grid`` [num_images, 2] int64 patches high and wide.
+
+        Returns:
+            Per image the rows of its span, [num_tokens, hidden_size] in the activation dtype.
+
+        Invariance: bitwise per image; an image's rows depend on that image and the weights only.
+        """
+        vision, patches, grids = self.config.vision_config, kwargs["patches"], kwargs["grid"]
+        assert vision is not None
+        assert isinstance(patches, torch.Tensor)
+        assert isinstance(grids, torch.Tensor)
+        layouts = [ImageLayout.of_patches(high, wide, vision) for high, wide in grids.tolist()]
+        parts = torch.split(patches, [layout.num_patches for layout in layouts])
+        return [self._encode_image(part, layout) for part, layout in zip(parts, layouts, strict=True)]
+
+    def _encode_image(self, patches: torch.Tensor, layout: ImageLayout) -> torch.Tensor:
+        rows = self.vision(patches, layout, self.arithmetic.activation_dtype)
+        delimiters = (self.image_start, self.image_newline, self.image_end)
+        return image_span(self.aligner(rows, layout), layout.roles(), delimiters)
 
     def forward(
         self,
@@ -139,6 +216,7 @@ class DeepseekV41ForCausalLM(nn.Module):
         *,
         lookback_ids: torch.Tensor,
         replay: ReplayInputs | None = None,
+        is_image: torch.Tensor | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, list[torch.Tensor]]:
         """Run all layers on the rows of a step.
 
@@ -146,10 +224,11 @@ class DeepseekV41ForCausalLM(nn.Module):
             input_ids: [num_tokens] token ids.
             positions: [num_tokens] int64, absolute position of each token in its request.
             intermediate_tensors: unused; the model runs on one pipeline stage.
-            inputs_embeds: unused; text only.
+            inputs_embeds: [num_tokens, hidden_size] rows at the entry, those of images included; None: text only.
             lookback_ids: [num_tokens, engram_max_ngram_size - 1] int64, the ids before each token, nearest first,
-                -1 before the start of the request.
+                -1 before the start of the request or of the text behind the last image.
             replay: what bounded replay computes of the step; None: every row, with full windows.
+            is_image: [num_tokens] bool, rows inside an image span; None: text only.
 
         Returns:
             [num_tokens, hidden_size], after the final norm; 0 in a row that does not pass the decoder layers. With it,
@@ -157,16 +236,17 @@ class DeepseekV41ForCausalLM(nn.Module):
 
         Invariance: bitwise per row, given the request's tokens; the other rows of the step do not matter.
         """
-        del intermediate_tensors, inputs_embeds
+        del intermediate_tensors
         attn_metadata = get_forward_context().attn_metadata
         step = None
         if attn_metadata:
-            step = Step.of_batch(positions, attn_metadata, self.rotary, self.config.sliding_window)
+            step = Step.of_batch(positions, attn_metadata, self.rotary, self.config.sliding_window, is_image)
         compressed_ids = self._compressed_ids(input_ids, lookback_ids)
         if replay is not None and replay.encoder_passes and step is not None:
             streams, pre = self._encode_in_passes(input_ids.shape[0], step, replay.encoder_passes)
         else:
-            streams, pre = self._encode(input_ids, compressed_ids, step)
+            embedded = self.embed_input_ids(input_ids) if inputs_embeds is None else inputs_embeds
+            streams, pre = self._encode(embedded, compressed_ids, step)
         hidden_states, taps = self._decode(streams, pre, compressed_ids, step, replay)
         return (hidden_states, taps) if self._tapped else hidden_states
 
@@ -189,17 +269,17 @@ class DeepseekV41ForCausalLM(nn.Module):
         return ngram_ids(torch.cat((input_ids[:, None].long(), lookback_ids), dim=1), self.token_map, self.pad_id)
 
     def _encode(
-        self, input_ids: torch.Tensor, compressed_ids: torch.Tensor | None, step: Step | None
+        self, embedded: torch.Tensor, compressed_ids: torch.Tensor | None, step: Step | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Layers before the last KV source, on rows from their embedding on; returns streams and pre-mix."""
-        embedded = self.embed_input_ids(input_ids)
         streams = embedded[:, None, :].expand(-1, self.config.hc_mult, -1).contiguous()
         streams, pre, _ = _run(self._encoder, streams, identity_pre_mix(streams), compressed_ids, step)
         return streams, pre
 
     def _encode_pass(self, one: EncoderPassInputs, step: Step) -> tuple[torch.Tensor, torch.Tensor]:
-        rows = step.replaying(one.positions, one.req_idx, one.floors, one.source_rows)
-        return self._encode(one.input_ids, self._compressed_ids(one.input_ids, one.lookback_ids), rows)
+        rows = step.replaying(one.positions, one.req_idx, one.floors, one.source_rows, one.is_image)
+        embedded = self.embed_input_ids(one.input_ids) if one.inputs_embeds is None else one.inputs_embeds
+        return self._encode(embedded, self._compressed_ids(one.input_ids, one.lookback_ids), rows)
 
     def _encode_in_passes(
         self, num_tokens: int, step: Step, passes: tuple[EncoderPassInputs, ...]
@@ -250,12 +330,12 @@ class DeepseekV41ForCausalLM(nn.Module):
         return self.head(hidden_states, torch.float32)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Fill the parameters from checkpoint tensors; every tensor is consumed exactly once.
+        """Fill the parameters from checkpoint tensors, whole or this rank's rows; each is consumed exactly once.
 
         Raises:
             CheckpointError: a tensor is missing, unknown, given twice, or has the wrong shape or dtype.
         """
-        return load_into(self, weights, self.config)
+        return load_into(self, weights, self.config, self.checkpoint_groups, self.parallel)
 
 
 def _run(
@@ -274,7 +354,7 @@ def _run(
     taps = []
     for index, block in enumerate(blocks):
         if block.engram is not None:
-            streams = block.engram(streams, compressed_ids)
+            streams = block.engram(streams, compressed_ids, None if step is None else step.is_image)
         if index in tapped:
             taps.append(hc_collapse(streams, torch.full_like(pre, 1.0 / streams.shape[1])))
         streams, pre, selection = block(streams, pre, step, selection)

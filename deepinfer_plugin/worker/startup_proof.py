@@ -48,7 +48,7 @@ _SAMPLING: tuple[Mapping[str, Any], ...] = (
 def prove_forward(vllm_config: VllmConfig, model: "DeepseekV41ForCausalLM", device: torch.device) -> int:
     """Run the model on rows that take both parities, a window edge and a selection, and refuse unproven operations.
 
-    It runs without and with bounded replay.
+    It runs without and with bounded replay, and on an image where the engine takes images.
 
     Slots are -1 and blocks are the null block, so no cache entry changes: a replayed row writes into the null block,
     which nothing reads.
@@ -68,10 +68,14 @@ def prove_forward(vllm_config: VllmConfig, model: "DeepseekV41ForCausalLM", devi
 
     replay = _replay_inputs(token_ids, positions, lookback)
 
+    images: dict[str, torch.Tensor] = {}
+
     def run() -> None:
         with set_forward_context(metadata, vllm_config, num_tokens=len(_POSITIONS)), torch.inference_mode():
+            if "vision" in model.checkpoint_groups:
+                images.update(_image_inputs(model, token_ids))
             for replayed in (None, replay):
-                output = model(token_ids, positions, lookback_ids=lookback, replay=replayed)
+                output = model(token_ids, positions, lookback_ids=lookback, replay=replayed, **images)
                 model.compute_logits(hidden_states_of(output))
 
     num_operations = check_forward(run, label="the forward pass")
@@ -119,6 +123,18 @@ def prove_drafter(
     num_operations = check_forward(run, label="the draft pass")
     logger.info("Batch-invariant mode: every one of %d operations of a draft pass has a proof", num_operations)
     return num_operations
+
+
+def _image_inputs(model: "DeepseekV41ForCausalLM", token_ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    """An image of more patches than a tile of keys; its first rows stand before the last token."""
+    vision = model.config.vision_config
+    assert vision is not None
+    grid = torch.tensor([[7, 10]])
+    patches = torch.zeros(70, 3 * vision.patch_size**2, dtype=torch.bfloat16, device=token_ids.device)
+    is_image = torch.arange(len(token_ids)) < len(token_ids) - 1
+    span = model.embed_multimodal(patches=patches, grid=grid)[0][: len(token_ids) - 1]
+    embeds = model.embed_input_ids(token_ids, [span], is_multimodal=is_image)
+    return {"inputs_embeds": embeds, "is_image": is_image.to(token_ids.device)}
 
 
 def _replay_inputs(token_ids: torch.Tensor, positions: torch.Tensor, lookback: torch.Tensor) -> ReplayInputs:
