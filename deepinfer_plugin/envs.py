@@ -300,6 +300,8 @@ def prepare_interpreter_environment() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     # vLLM imports Humming, whose import starts two Python processes that compile CUDA code; nothing here can run it.
     os.environ.setdefault("HUMMING_DISABLE_PARALLEL_BUILD", "1")
+    # vLLM wants a NUMA node for every worker to bind its threads to; a worker of ours has one thread.
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
 
 def keep_engine_in_this_process() -> None:

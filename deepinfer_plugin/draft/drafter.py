@@ -1,7 +1,6 @@
 """The draft blocks for vLLM: context KV from the taps of the target, one pass over a block, drafts by its last row."""
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,10 +22,11 @@ from deepinfer_plugin.model.block import Block
 from deepinfer_plugin.model.config import ModelConfig
 from deepinfer_plugin.model.context import BuildContext
 from deepinfer_plugin.model.hyper_connection import identity_pre_mix
-from deepinfer_plugin.model.linear import Embedding, PlainLinear, QuantizedLinear, RMSNorm
+from deepinfer_plugin.model.linear import Embedding, Head, QuantizedLinear, RMSNorm
+from deepinfer_plugin.model.parallel import Parallel
 from deepinfer_plugin.model.rope import RotaryTables
 from deepinfer_plugin.model.tensors import Group
-from deepinfer_plugin.model.weights import iterate_tensors, load_into
+from deepinfer_plugin.model.weights import load_into
 from deepinfer_plugin.replay.window import ReplayRule
 from deepinfer_plugin.settings import Settings
 
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
     from deepinfer_plugin.sampling.sampler import DeepInferSampler
 
-_GROUP: Group = "draft"  # part of the checkpoint
 
 REGISTERED_NAME = "deepinfer.drafter"
 """Key of the drafter in vLLM's table of layers, where the hooks of the model runner find it."""
@@ -57,17 +56,21 @@ class DSparkV41DraftModel(nn.Module):
     has_own_lm_head = False
     draft_id_to_target_id = None
 
+    checkpoint_groups: tuple[Group, ...] = ("draft",)
+
     embed_tokens: Embedding
-    lm_head: PlainLinear
+    lm_head: Head
 
     def __init__(self, *, vllm_config: "VllmConfig", prefix: str = "") -> None:
         super().__init__()
         settings = Settings.from_envs()
         config = ModelConfig.from_hf(vllm_config.speculative_config.draft_model_config.hf_config)
         check_draft_blocks(config)
+        self.parallel = Parallel.from_vllm(vllm_config)
         context = BuildContext(
             vllm_config=vllm_config,
             config=config,
+            parallel=self.parallel,
             arithmetic=settings.arithmetic,
             records=KVRecords.from_model(config, settings.arithmetic),
             rule=ReplayRule.from_settings(settings.replay, config.sliding_window, num_drafts(vllm_config)),
@@ -90,7 +93,6 @@ class DSparkV41DraftModel(nn.Module):
             config, self._blocks[-1], settings.arithmetic.activation_dtype, _temperatures(settings, vllm_config)
         )
         self.draws: Draws | None = None
-        self._folder = _checkpoint_folder(vllm_config)
         vllm_config.compilation_config.static_forward_context[REGISTERED_NAME] = self
 
     @property
@@ -218,18 +220,13 @@ class DSparkV41DraftModel(nn.Module):
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Fill the parameters from checkpoint tensors.
 
-        Of a checkpoint folder only the draft blocks are read, by our own reader: vLLM's hands on every tensor of the
-        model, which it has read for the target already.
-
         Args:
             weights: all tensors of the checkpoint, as vLLM's loader reads them when it is asked for the next one.
 
         Raises:
             CheckpointError: a tensor is missing, unknown, given twice, or has the wrong shape or dtype.
         """
-        if self._folder is not None:
-            weights = iterate_tensors(self._folder, self.config, (_GROUP,))
-        return load_into(self, weights, self.config, (_GROUP,))
+        return load_into(self, weights, self.config, self.checkpoint_groups, self.parallel)
 
 
 def drafter_of(vllm_config: "VllmConfig") -> DSparkV41DraftModel | None:
@@ -238,13 +235,6 @@ def drafter_of(vllm_config: "VllmConfig") -> DSparkV41DraftModel | None:
     found = layers.get(REGISTERED_NAME)
     assert found is None or isinstance(found, DSparkV41DraftModel)
     return found
-
-
-def _checkpoint_folder(vllm_config: "VllmConfig") -> Path | None:
-    """The folder of the checkpoint where vLLM loads it from files in the usual way; None elsewhere."""
-    folder = Path(vllm_config.speculative_config.draft_model_config.model)
-    is_usual = vllm_config.load_config.load_format in ("auto", "hf", "safetensors")
-    return folder if is_usual and folder.is_dir() else None
 
 
 def _temperatures(settings: Settings, vllm_config: "VllmConfig") -> tuple[float, ...]:

@@ -81,8 +81,13 @@ class InjectedDrafter:
         right = self._answers.after(self._states.all_token_ids.gpu[slot, :length].tolist(), self._count)
         if self._kind == "right":
             return right
-        num_right = 0 if self._kind == "wrong" else int(self._random.integers(0, self._count + 1))
+        num_right = 0 if self._kind == "wrong" else _drawn(self._states.all_token_ids.gpu[slot, :length], self._count)
         return right[:num_right] + [(token + _SHIFT) % self._vocab for token in right[num_right:]]
+
+
+def _drawn(tokens: torch.Tensor, largest: int) -> int:
+    """0 to ``largest``, a function of the tokens: when a step comes, and what else it holds, changes nothing."""
+    return int(np.random.default_rng(tokens.tolist()).integers(0, largest + 1))
 
 
 def inject(engine: Any, kind: str, answers: Answers) -> None:

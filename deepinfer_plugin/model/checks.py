@@ -14,6 +14,7 @@ from deepinfer_plugin.errors import ConfigError
 from deepinfer_plugin.grammar import admission, trigger
 from deepinfer_plugin.model.config import ModelConfig
 from deepinfer_plugin.model.graphs import graph_mode
+from deepinfer_plugin.model.parallel import check_sizes
 from deepinfer_plugin.model.weights import check_checkpoint, check_tokenizer
 from deepinfer_plugin.replay.settings import ENCODER_VARIABLE, MODE_VARIABLE, ReplaySettings
 from deepinfer_plugin.sampling import front_end
@@ -57,6 +58,7 @@ class DeepseekV41Checks(DeepseekV4ForCausalLMConfig):
     @staticmethod
     def verify_and_update_config(vllm_config: "VllmConfig") -> None:
         check_engine_options(vllm_config)
+        check_parallel_sizes(vllm_config)
         check_replay(vllm_config, Settings.from_envs().replay)
         check_server_defaults(Settings.from_envs(), vllm_config.model_config.get_vocab_size())
         _keep_encoder_windows(vllm_config, Settings.from_envs().replay)
@@ -172,24 +174,40 @@ def limit_grammar_cache(settings: Settings) -> None:
         logger.warning("%s is -1: the memory of compiled grammars has no limit; set a number of bytes", variable.name)
 
 
+def check_parallel_sizes(vllm_config: "VllmConfig") -> None:
+    """Refuse numbers of ranks that do not divide the model.
+
+    Raises:
+        ConfigError: names the size and what it does not divide.
+    """
+    parallel = vllm_config.parallel_config
+    tensor_size = parallel.tensor_parallel_size
+    replicas = parallel.data_parallel_size if parallel.enable_expert_parallel else 1
+    config = ModelConfig.from_hf(vllm_config.model_config.hf_config)
+    has_drafts = vllm_config.speculative_config is not None
+    if has_drafts and replicas > 1:
+        raise ConfigError(
+            f"DeepseekV41ForCausalLM: data_parallel_size is {replicas} with enable_expert_parallel and "
+            "speculative_config set, expected no drafts: replicas do not agree on the rows of a draft pass; leave "
+            "--speculative-config or --enable-expert-parallel out"
+        )
+    check_sizes(config, tensor_size, tensor_size * replicas, has_drafts=has_drafts)
+
+
 def check_engine_options(vllm_config: "VllmConfig") -> None:
     """Refuse what this version cannot serve, naming the option.
 
     Raises:
-        ConfigError: a parallel size above 1, drafts of another kind than the checkpoint's, LoRA, or an odd block size.
+        ConfigError: pipeline or context parallelism, drafts of another kind than the checkpoint's, LoRA, or an odd
+            block size.
     """
     parallel, cache = vllm_config.parallel_config, vllm_config.cache_config
-    for name in (
-        "tensor_parallel_size",
-        "pipeline_parallel_size",
-        "data_parallel_size",
-        "prefill_context_parallel_size",
-        "decode_context_parallel_size",
-    ):
+    for name in ("pipeline_parallel_size", "prefill_context_parallel_size", "decode_context_parallel_size"):
         size = getattr(parallel, name)
         if size != 1:
             raise ConfigError(
-                f"DeepseekV41ForCausalLM: {name} is {size}, expected 1; this version serves the model on one device"
+                f"DeepseekV41ForCausalLM: {name} is {size}, expected 1; this version divides layers by outputs and "
+                "experts only, use --tensor-parallel-size, --enable-expert-parallel or --data-parallel-size"
             )
     for name, reason in (
         ("enable_eplb", "moving experts between devices is not part of the promise yet"),

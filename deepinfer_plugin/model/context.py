@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from deepinfer_plugin.cache.records import KVRecords
 from deepinfer_plugin.model.config import ModelConfig
+from deepinfer_plugin.model.parallel import Parallel
 from deepinfer_plugin.model.side_stream import SideStream
 from deepinfer_plugin.replay.window import ReplayRule
 from deepinfer_plugin.settings import Arithmetic
@@ -15,13 +16,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildContext:
-    """Configuration of the model, of the engine around it, the arithmetic mode, and the rule of bounded replay."""
+    """Configuration of the model and the engine, the arithmetic mode, the rule of bounded replay, and the ranks."""
 
     vllm_config: "VllmConfig"
     config: ModelConfig
     arithmetic: Arithmetic
     records: KVRecords
     rule: ReplayRule
+    parallel: Parallel = field(default_factory=Parallel)
     side: SideStream = field(default_factory=SideStream)
 
     def expert_counts(self, layer: int) -> tuple[int, int]:

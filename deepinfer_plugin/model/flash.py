@@ -25,7 +25,8 @@ from deepinfer_plugin.model.context import BuildContext
 from deepinfer_plugin.model.engram import ngram_ids
 from deepinfer_plugin.model.hyper_connection import identity_pre_mix
 from deepinfer_plugin.model.indexer import Selection
-from deepinfer_plugin.model.linear import Embedding, PlainLinear, RMSNorm, frozen
+from deepinfer_plugin.model.linear import Embedding, Head, RMSNorm, frozen
+from deepinfer_plugin.model.parallel import Parallel
 from deepinfer_plugin.model.rope import RotaryTables
 from deepinfer_plugin.model.step import Step
 from deepinfer_plugin.model.tensors import Group
@@ -60,6 +61,7 @@ class DeepseekV41ForCausalLM(nn.Module, SupportsMultiModal):
     token_map: torch.Tensor
     supports_eagle3 = True
     has_own_embed_tokens = has_own_lm_head = False
+    checkpoint_groups: tuple[Group, ...] = TEXT_ONLY
 
     def __init__(self, *, vllm_config: "VllmConfig", prefix: str = "") -> None:
         super().__init__()
@@ -67,15 +69,18 @@ class DeepseekV41ForCausalLM(nn.Module, SupportsMultiModal):
         envs.enter_batch_invariant_mode(vllm_config.device_config.device_type)
         config = ModelConfig.from_hf(vllm_config.model_config.hf_config)
         self.rule = ReplayRule.from_settings(settings.replay, config.sliding_window, num_drafts(vllm_config))
+        self.parallel = Parallel.from_vllm(vllm_config)
         context = BuildContext(
             vllm_config=vllm_config,
             config=config,
+            parallel=self.parallel,
             arithmetic=settings.arithmetic,
             records=KVRecords.from_model(config, settings.arithmetic),
             rule=self.rule,
         )
         self.config, self.arithmetic = config, settings.arithmetic
-        self.embed = Embedding(config.vocab_size, config.hidden_size)
+        ranks = self.parallel.tensor
+        self.embed = Embedding(config.vocab_size, config.hidden_size, ranks)
         self.rotary = RotaryTables(config)
         blocks: list[Block] = []
         kv_source = None
@@ -88,10 +93,9 @@ class DeepseekV41ForCausalLM(nn.Module, SupportsMultiModal):
         self._encoder, self._decoder = tuple(blocks[:cut]), tuple(blocks[cut:])
         self._tapped: tuple[int, ...] = ()
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.head = PlainLinear(config.vocab_size, config.hidden_size)
-        self.groups: tuple[Group, ...] = TEXT_ONLY
+        self.head = Head(config.vocab_size, config.hidden_size, ranks)
         if vllm_config.model_config.supports_multimodal_inputs:
-            self.groups = ("text", "vision")
+            self.checkpoint_groups = ("text", "vision")
             self._build_vision()
         self.register_buffer("token_map", _token_map(vllm_config, config), persistent=False)
         self.pad_id = int(self.token_map[config.engram_pad_token_id]) if config.engram_layer_ids else 0
@@ -144,7 +148,7 @@ class DeepseekV41ForCausalLM(nn.Module, SupportsMultiModal):
         return self.embed
 
     @property
-    def lm_head(self) -> PlainLinear:
+    def lm_head(self) -> Head:
         """The head under the name that vLLM's draft models share it by."""
         return self.head
 
@@ -330,12 +334,12 @@ class DeepseekV41ForCausalLM(nn.Module, SupportsMultiModal):
         return self.head(hidden_states, torch.float32)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Fill the parameters from checkpoint tensors; every tensor is consumed exactly once.
+        """Fill the parameters from checkpoint tensors, whole or this rank's rows; each is consumed exactly once.
 
         Raises:
             CheckpointError: a tensor is missing, unknown, given twice, or has the wrong shape or dtype.
         """
-        return load_into(self, weights, self.config, self.groups)
+        return load_into(self, weights, self.config, self.checkpoint_groups, self.parallel)
 
 
 def _run(

@@ -11,9 +11,7 @@ from deepinfer_plugin import envs
 from deepinfer_plugin.errors import ConfigError
 
 PARALLEL: dict[str, Any] = {
-    "tensor_parallel_size": 1,
     "pipeline_parallel_size": 1,
-    "data_parallel_size": 1,
     "prefill_context_parallel_size": 1,
     "decode_context_parallel_size": 1,
     "enable_eplb": False,
@@ -46,8 +44,7 @@ def test_the_default_options_are_served() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in PARALLEL if name.endswith("_size")])
-def test_a_second_device_and_its_collectives_are_refused(name: str) -> None:
-    """Context parallelism among them; no collective of vLLM has a proof."""
+def test_pipeline_and_context_parallelism_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} is 2, expected 1"):
         check({name: 2})
 

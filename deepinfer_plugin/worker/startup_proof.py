@@ -72,7 +72,7 @@ def prove_forward(vllm_config: VllmConfig, model: "DeepseekV41ForCausalLM", devi
 
     def run() -> None:
         with set_forward_context(metadata, vllm_config, num_tokens=len(_POSITIONS)), torch.inference_mode():
-            if "vision" in model.groups:
+            if "vision" in model.checkpoint_groups:
                 images.update(_image_inputs(model, token_ids))
             for replayed in (None, replay):
                 output = model(token_ids, positions, lookback_ids=lookback, replay=replayed, **images)

@@ -165,7 +165,7 @@ def _forward(
     lookback = torch.full((num_rows, model.config.engram_max_ngram_size - 1), 3, device=device)
     with set_forward_context(metadata, vllm_config, num_tokens=num_rows), torch.inference_mode():
         images: dict[str, torch.Tensor] = {}
-        if "vision" in model.groups:
+        if "vision" in model.checkpoint_groups:
             is_image = torch.zeros(num_rows, dtype=torch.bool, device=device)
             images = {"inputs_embeds": model.embed_input_ids(token_ids), "is_image": is_image}
         hidden_states = hidden_states_of(model(token_ids, positions, lookback_ids=lookback, **images))

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from deepinfer_determinism.compare import Comparison, Given, compare_request
-from deepinfer_determinism.draft_relations import speculative_flag, with_outputs
+from deepinfer_determinism.draft_relations import bound_requests, speculative_flag
 from deepinfer_determinism.engine import ScheduleResult
 from deepinfer_determinism.mutants_drafts import DRAFT_MUTANTS
 from deepinfer_determinism.relations import ALONE, Setting, make_schedule
@@ -18,15 +18,16 @@ DRAFTING = "draft mutants"
 PLAIN = f"{DRAFTING} {ALONE}"
 CONTROL = "control"
 NUM_DRAFTS = 5
+NUM_OUTPUTS = 18
 
 
 def _probes(workload: Workload) -> tuple[Request, ...]:
     """Answers that each fault can change: greedy and drawn, with penalties, and under a grammar."""
     wild: dict[str, Any] = {"temperature": 1.3, "seed": 5, "frequency_penalty": 1.5, "presence_penalty": 1.5}
     return (
-        *(probe for probe in with_outputs(workload, "quick").probes if probe.name.startswith("bound")),
-        *(workload.neighbour(f"wild{number}", 6 + 15 * number, 14, **wild) for number in range(3)),
-        workload.neighbour("greedy", 21, 14),
+        *bound_requests(workload, 4, NUM_OUTPUTS),
+        *(workload.neighbour(f"wild{number}", 6 + 15 * number, NUM_OUTPUTS, **wild) for number in range(3)),
+        workload.neighbour("greedy", 21, NUM_OUTPUTS),
     )
 
 

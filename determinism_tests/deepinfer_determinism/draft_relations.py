@@ -98,10 +98,16 @@ def with_outputs(workload: Workload, depth: str) -> Workload:
     longer = tuple(
         replace(probe, prompt_rows=False, max_tokens=count + number % 3) for number, probe in enumerate(workload.probes)
     )
-    bound = tuple(_bound(workload, number, count) for number in range(len(GRAMMARS)))
+    bound = bound_requests(workload, len(GRAMMARS), count)
     step = 2 if depth == "quick" else 1
     return replace(workload, probes=(*longer[:-4:step], *bound, *longer[-4:]))
 
 
-def _bound(workload: Workload, number: int, count: int) -> Request:
-    return workload.neighbour(f"bound{number}", 9 + 30 * number, count, **GRAMMARS[number], ignore_eos=False)
+def bound_requests(workload: Workload, count: int, num_outputs: int) -> tuple[Request, ...]:
+    """Requests whose answers a grammar binds."""
+    return tuple(
+        workload.neighbour(
+            f"bound{number}", 9 + 30 * number, num_outputs, **GRAMMARS[number % len(GRAMMARS)], ignore_eos=False
+        )
+        for number in range(count)
+    )

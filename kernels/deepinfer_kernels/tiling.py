@@ -14,6 +14,9 @@ REFERENCE_DEPTH_MULTIPLE = 16
 # that the extent of a product never follows the batch. REF-K cuts its attention lists at the same 64 slots.
 REFERENCE_KEY_TILE = 64
 
+# Heads of one product of attention in the references: a rank that holds a share of the heads takes the same products.
+REFERENCE_HEAD_TILE = 4
+
 # Values that share one scale: the OCP MX formats use 32, NVFP4 uses 16.
 MX_BLOCK = 32
 NVFP4_BLOCK = 16
