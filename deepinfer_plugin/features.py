@@ -74,8 +74,6 @@ ROWS: tuple[Row, ...] = (
         ON,
         "DEEPINFER_JIT_CACHE_DIR: all compiled at start; unset: when needed",
     ),
-    _row(
-        "X1", "images", ON, "image_url of a request; --limit-mm-per-prompt '{\"image\": 0}' drops the tower", VLLM
-    ),
+    _row("X1", "images", ON, "image_url of a request; --limit-mm-per-prompt '{\"image\": 0}' drops the tower", VLLM),
     _row("X2", "prefix caching", ON, "what a hit computes again is F7; --no-enable-prefix-caching", VLLM),
 )

@@ -22,7 +22,7 @@ from deepinfer_plugin.model.context import BuildContext
 from deepinfer_plugin.model.hyper_connection import identity_pre_mix
 from deepinfer_plugin.model.linear import Embedding, PlainLinear, QuantizedLinear, RMSNorm
 from deepinfer_plugin.model.rope import RotaryTables
-from deepinfer_plugin.model.weights import load_into
+from deepinfer_plugin.model.weights import DRAFT_ONLY, load_into
 from deepinfer_plugin.replay.window import ReplayRule
 from deepinfer_plugin.settings import Settings
 
@@ -211,7 +211,7 @@ class DSparkV41DraftModel(nn.Module):
         Raises:
             CheckpointError: a tensor is missing, unknown, given twice, or has the wrong shape or dtype.
         """
-        return load_into(self, weights, self.config, ("draft",))
+        return load_into(self, weights, self.config, DRAFT_ONLY)
 
 
 def drafter_of(vllm_config: "VllmConfig") -> DSparkV41DraftModel | None:

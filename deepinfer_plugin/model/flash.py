@@ -25,7 +25,7 @@ from deepinfer_plugin.model.context import BuildContext
 from deepinfer_plugin.model.engram import ngram_ids
 from deepinfer_plugin.model.hyper_connection import identity_pre_mix
 from deepinfer_plugin.model.indexer import Selection
-from deepinfer_plugin.model.linear import Embedding, PlainLinear, RMSNorm
+from deepinfer_plugin.model.linear import Embedding, PlainLinear, RMSNorm, frozen
 from deepinfer_plugin.model.rope import RotaryTables
 from deepinfer_plugin.model.step import Step
 from deepinfer_plugin.model.tensors import Group

@@ -33,6 +33,7 @@ from deepinfer_plugin.model.tensors import Group, TensorSpec, expected_tensors
 TOKENIZER_FILE = "tokenizer.json"
 ALL_GROUPS: tuple[Group, ...] = ("text", "draft", "vision")
 TEXT_ONLY: tuple[Group, ...] = ("text",)
+DRAFT_ONLY: tuple[Group, ...] = ("draft",)
 _EXPERT = re.compile(r"(?P<experts>.+\.experts)\.(?P<expert>\d+)\.(?P<matrix>w[123])\.(?P<part>weight|scale)")
 _RAW_BYTES = (torch.float8_e8m0fnu, torch.int8)  # on disk; parameters hold the bytes as uint8
 
