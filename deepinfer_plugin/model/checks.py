@@ -183,6 +183,12 @@ def check_parallel_sizes(vllm_config: "VllmConfig") -> None:
     tensor_size = parallel.tensor_parallel_size
     replicas = parallel.data_parallel_size if parallel.enable_expert_parallel else 1
     config = ModelConfig.from_hf(vllm_config.model_config.hf_config)
+    replay = Settings.from_envs().replay
+    if replicas > 1 and replay.encoder.kind != "exact":
+        raise ConfigError(
+            f"DeepseekV41ForCausalLM: data_parallel_size is {replicas} with enable_expert_parallel and "
+            f"{ENCODER_VARIABLE} is {str(replay.encoder)!r}, expected exact: replicas do not agree on replayed rows"
+        )
     has_drafts = vllm_config.speculative_config is not None
     if has_drafts and replicas > 1:
         raise ConfigError(
