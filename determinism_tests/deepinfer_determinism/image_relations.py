@@ -27,7 +27,7 @@ def image_workload(sizes: Sizes, seed: int) -> Workload:
     probes = []
     for number, (lead, chosen) in enumerate(_SHAPES):
         tokens = text[:lead]
-        for image in chosen:
+        for _ in chosen:
             tokens += [mark, *text[60 : 60 + 3 * (number % 3)]]
         sampling = {"temperature": 0.9, "seed": 11} if number % 2 else {}
         probes.append(
