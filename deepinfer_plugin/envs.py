@@ -174,14 +174,17 @@ def set_variable(name: str, text: str) -> None:
 
 @contextmanager
 def variables_set(values: Mapping[str, str]) -> Iterator[None]:
-    """Set some of our variables for the life of the context.
+    """Set some variables for the life of the context: ours, or vLLM's, which vLLM checks.
 
     Raises:
         SettingError: a value is outside its rule.
     """
     before = {name: os.environ.get(name) for name in values}
     for name, text in values.items():
-        set_variable(name, text)
+        if name.startswith("VLLM_"):
+            os.environ[name] = text
+        else:
+            set_variable(name, text)
     try:
         yield
     finally:

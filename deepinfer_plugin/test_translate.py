@@ -104,7 +104,9 @@ CASES: list[Case] = [
         for flag in (True, False)
     ),
     # F3: one number or one per draft, told before anything is said about the feature
-    *both("F3", TEMPERATURE, "1.0", "0.9"),
+    Case(row="F3", variables={TEMPERATURE: "0.9,1,2", N: "3"}),
+    Case(row="F3", variables={TEMPERATURE: "0.9,1,2"}, flags={"speculative_config": {"method": "dspark"}}),
+    Case(row="F3", variables={TEMPERATURE: "0.9,1", N: "3"}, refused=(TEMPERATURE, "2 numbers", "1 or 3", N)),
     *both("F3", TEMPERATURE, "1", "0"),
     *(
         Case(row="F3", variables={TEMPERATURE: text, N: "3", **VLLMS}, refused=refused)

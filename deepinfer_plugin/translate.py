@@ -48,7 +48,8 @@ def check_together(settings: Settings) -> None:
     environment = settings.environment
     num_drafts = settings[variables.USE_NEXTN_DECODE]
     temperatures = settings[variables.DFLASH_CONFIDENCE_HEAD_TEMPERATURE]
-    if len(temperatures) not in (1, num_drafts):
+    is_counted = environment.is_set(variables.USE_NEXTN_DECODE)  # else a flag may say how many; the drafter checks it
+    if is_counted and len(temperatures) not in (1, num_drafts):
         raise SettingError(
             f"environment: {environment.describe(variables.DFLASH_CONFIDENCE_HEAD_TEMPERATURE)} with "
             f"{len(temperatures)} numbers, expected 1 or {num_drafts}, the value of {variables.USE_NEXTN_DECODE.name}"

@@ -142,7 +142,8 @@ DFLASH_CONFIDENCE_HEAD_TEMPERATURE = Variable(
     kind=positive_numbers(1e-5),
     default="1.0",
     feature="F3",
-    not_built="there are no drafts, and vLLM's drafts have no such temperature",
+    needs_our_model=True,
+    changes_answers=False,
     meaning="divides the score of a draft before it becomes a confidence; one number, or one per draft",
 )
 DECODE_PERF_CACHE_DIR = Variable(

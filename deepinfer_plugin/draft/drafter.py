@@ -11,12 +11,13 @@ from deepinfer_kernels.hc_collapse import hc_collapse
 from deepinfer_kernels.kv_store import store_records
 from deepinfer_kernels.linear import mxfp8_linear
 from deepinfer_kernels.rope import rope
+from deepinfer_plugin import variables
 from deepinfer_plugin.cache.records import KVRecords
 from deepinfer_plugin.cache.specs import num_drafts
 from deepinfer_plugin.draft.draws import Draws
 from deepinfer_plugin.draft.heads import ConfidenceHead, DraftHeads, Drafts
 from deepinfer_plugin.draft.step import DraftStep
-from deepinfer_plugin.errors import ConfigError
+from deepinfer_plugin.errors import ConfigError, SettingError
 from deepinfer_plugin.model.block import Block
 from deepinfer_plugin.model.config import ModelConfig
 from deepinfer_plugin.model.context import BuildContext
@@ -48,6 +49,7 @@ class DSparkV41DraftModel(nn.Module):
 
     Raises:
         ConfigError: the model has no draft blocks, or they read layers that replayed prompts do not pass.
+        SettingError: confidences have neither one temperature nor one for each draft.
     """
 
     has_own_embed_tokens = False
@@ -87,7 +89,9 @@ class DSparkV41DraftModel(nn.Module):
         self._blocks[0].add_module("main_proj", main_proj)
         self._blocks[0].add_module("main_norm", main_norm)
         self._context = (main_proj, main_norm)  # the same modules, with their types
-        self.heads = DraftHeads(config, self._blocks[-1], settings.arithmetic.activation_dtype)
+        self.heads = DraftHeads(
+            config, self._blocks[-1], settings.arithmetic.activation_dtype, _temperatures(settings, vllm_config)
+        )
         self.draws: Draws | None = None
         vllm_config.compilation_config.static_forward_context[REGISTERED_NAME] = self
 
@@ -230,6 +234,22 @@ def drafter_of(vllm_config: "VllmConfig") -> DSparkV41DraftModel | None:
     layers: dict[str, Any] = vllm_config.compilation_config.static_forward_context
     found = layers.get(REGISTERED_NAME)
     assert found is None or isinstance(found, DSparkV41DraftModel)
+    return found
+
+
+def _temperatures(settings: Settings, vllm_config: "VllmConfig") -> tuple[float, ...]:
+    """What divides the scores of a block's drafts.
+
+    Raises:
+        SettingError: neither one number nor as many as drafts.
+    """
+    variable, count = variables.DFLASH_CONFIDENCE_HEAD_TEMPERATURE, num_drafts(vllm_config)
+    found = settings[variable]
+    if len(found) not in (1, count):
+        raise SettingError(
+            f"DSparkV41DraftModel: {settings.environment.describe(variable)} with {len(found)} numbers, expected 1 or "
+            f"{count}, the drafts of a step; write one for each"
+        )
     return found
 
 

@@ -1,5 +1,6 @@
 """What turns the rows of a draft block into tokens, one after the other, and says how likely each will be accepted."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,11 +24,18 @@ class MarkovHead(nn.Module):
 
 
 class ConfidenceHead(nn.Module):
-    """Scores a draft from the row that it comes from and the embedding of its predecessor."""
+    """Scores a draft from the row that it comes from and the embedding of its predecessor.
 
-    def __init__(self, width: int) -> None:
+    Attributes:
+        temperatures: [1] or [num_drafts] fp32, divide the scores.
+    """
+
+    temperatures: torch.Tensor
+
+    def __init__(self, width: int, temperatures: Sequence[float]) -> None:
         super().__init__()
         self.proj = PlainLinear(1, width)
+        self.register_buffer("temperatures", torch.tensor(temperatures, dtype=torch.float32), persistent=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,11 +53,21 @@ class Drafts:
 class DraftHeads:
     """Norm, Markov and confidence head. The modules belong to the last draft block, whose names they carry."""
 
-    def __init__(self, config: ModelConfig, last_block: nn.Module, activation_dtype: torch.dtype) -> None:
+    def __init__(
+        self, config: ModelConfig, last_block: nn.Module, activation_dtype: torch.dtype, temperatures: Sequence[float]
+    ) -> None:
+        """Make them without weights.
+
+        Args:
+            config: of the model.
+            last_block: gets them as children.
+            activation_dtype: of the rows.
+            temperatures: one for all drafts of a block, or one for each.
+        """
         width, rank = config.hidden_size, config.dspark_markov_rank
         self.norm = RMSNorm(width, config.rms_norm_eps)
         self.markov = MarkovHead(config.vocab_size, rank)
-        self.confidence = ConfidenceHead(width + rank)
+        self.confidence = ConfidenceHead(width + rank, temperatures)
         self._activation_dtype = activation_dtype
         for name, module in (("norm", self.norm), ("markov_head", self.markov), ("confidence_head", self.confidence)):
             last_block.add_module(name, module)
@@ -81,5 +99,5 @@ class DraftHeads:
             features = torch.cat((hidden[:, index], embedded), dim=1)
             tokens.append(previous)
             scores.append(self.confidence.proj(features, torch.float32))
-        score = torch.cat(scores, dim=1).clamp(-MAX_SCORE, MAX_SCORE)
+        score = (torch.cat(scores, dim=1) / self.confidence.temperatures).clamp(-MAX_SCORE, MAX_SCORE)
         return Drafts(tokens=torch.stack(tokens, dim=1), confidence=1.0 / (1.0 + torch.exp(-score)))

@@ -62,7 +62,7 @@ class DeepseekV41Checks(DeepseekV4ForCausalLMConfig):
         check_replay(vllm_config, Settings.from_envs().replay)
         check_server_defaults(Settings.from_envs(), vllm_config.model_config.get_vocab_size())
         _keep_encoder_windows(vllm_config, Settings.from_envs().replay)
-        check_images(vllm_config, Settings.from_envs().replay)
+        check_images(vllm_config)
         if vllm_config.cache_config.swa_bounded_replay:
             vllm_config.cache_config.swa_bounded_replay = False
             logger.info("vLLM's own SWA bounded replay is off; ours follows DEEPINFER_YOCO_PREFILL_TRUNCATION_MODE")
@@ -105,8 +105,8 @@ def check_replay(vllm_config: "VllmConfig", replay: ReplaySettings) -> None:
         )
 
 
-def check_images(vllm_config: "VllmConfig", replay: ReplaySettings) -> None:
-    """Refuse image options that would let two images pass for one, or lose patches that replay needs again.
+def check_images(vllm_config: "VllmConfig") -> None:
+    """Refuse or correct image options with which a request could reach the images of another one.
 
     Raises:
         ConfigError: the option, and what to do.
@@ -119,12 +119,11 @@ def check_images(vllm_config: "VllmConfig", replay: ReplaySettings) -> None:
             "DeepseekV41ForCausalLM: enable_mm_embeds is True, expected False: rows that a user computed are no image; "
             "leave --enable-mm-embeds out"
         )
-    if replay.encoder.kind != "exact" and options.mm_processor_cache_type == "shm":
-        raise ConfigError(
-            f"DeepseekV41ForCausalLM: mm_processor_cache_type is 'shm' and {ENCODER_VARIABLE} is "
-            f"{str(replay.encoder)!r}, expected lru: an image inside a replayed window is encoded again, and shared "
-            "memory drops its patches; leave --mm-processor-cache-type out, or set the variable to exact"
-        )
+    if options.mm_processor_cache_gb:
+        # A request that is refused behind the front end (a prompt that is too long) would leave an image there that the
+        # engine never got: the next request for that image would fail. Bounded replay needs the patches, too.
+        options.mm_processor_cache_gb = 0
+        logger.info("Images are sent to the engine with every request: mm_processor_cache_gb is 0")
     if not current_platform.is_cuda():
         options.skip_mm_profiling = True  # it measures the memory of an accelerator
     envs.refuse_media_redirects()
@@ -184,6 +183,12 @@ def check_parallel_sizes(vllm_config: "VllmConfig") -> None:
     tensor_size = parallel.tensor_parallel_size
     replicas = parallel.data_parallel_size if parallel.enable_expert_parallel else 1
     config = ModelConfig.from_hf(vllm_config.model_config.hf_config)
+    replay = Settings.from_envs().replay
+    if replicas > 1 and replay.encoder.kind != "exact":
+        raise ConfigError(
+            f"DeepseekV41ForCausalLM: data_parallel_size is {replicas} with enable_expert_parallel and "
+            f"{ENCODER_VARIABLE} is {str(replay.encoder)!r}, expected exact: replicas do not agree on replayed rows"
+        )
     has_drafts = vllm_config.speculative_config is not None
     if has_drafts and replicas > 1:
         raise ConfigError(

@@ -81,7 +81,7 @@ class ExpertExchange:
         """[num_rows, n] of every replica -> [replicas * rows of the longest, n]."""
         metadata = get_forward_context().dp_metadata
         assert metadata is not None, "vLLM agrees on the rows of a step where there are replicas"
-        longest = int(metadata.num_tokens_across_dp_cpu.max())
+        longest = int(metadata.num_tokens_across_dp_cpu.numpy().max())
         padded = pad(rows, (0, 0, 0, longest - rows.shape[0]), value=filling)
         # the ranks of a replica hold the same rows: of each replica, take those of its first rank
         return self._ranks.gather(padded)[:: self._tensor.size].flatten(0, 1)

@@ -1,6 +1,7 @@
 """DeepSeek-V4.1-Flash for vLLM: the layers in order, and the interface vLLM expects of a model with images."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
@@ -68,8 +69,10 @@ class DeepseekV41ForCausalLM(nn.Module, SupportsMultiModal):
         settings = Settings.from_envs()
         envs.enter_batch_invariant_mode(vllm_config.device_config.device_type)
         config = ModelConfig.from_hf(vllm_config.model_config.hf_config)
-        self.rule = ReplayRule.from_settings(settings.replay, config.sliding_window, num_drafts(vllm_config))
         self.parallel = Parallel.from_vllm(vllm_config)
+        self.rule = ReplayRule.from_settings(settings.replay, config.sliding_window, num_drafts(vllm_config))
+        if self.parallel.num_replicas > 1:
+            self.rule = replace(self.rule, drops_rows=False)  # replicas agree on the rows of a step, not on kept ones
         context = BuildContext(
             vllm_config=vllm_config,
             config=config,

@@ -8,6 +8,8 @@ in the order it has there without any cut, and what ranks own is put side by sid
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import torch
+
 from deepinfer_batch_invariant.collectives import Ranks
 from deepinfer_plugin.errors import ConfigError
 from deepinfer_plugin.model.config import ModelConfig
@@ -55,6 +57,11 @@ def _ranks(group: object) -> Ranks:
     if size == 1:
         return Ranks()
     return Ranks(rank=group.rank_in_group, size=size, group=group.device_group)  # type: ignore[attr-defined]
+
+
+def equal_replicas(vllm_config: "VllmConfig", num_tokens: int) -> torch.Tensor:
+    """What vLLM's forward context is told where every replica runs as many rows: it then asks no other replica."""
+    return torch.full((vllm_config.parallel_config.data_parallel_size,), num_tokens, dtype=torch.int32)
 
 
 def check_sizes(config: ModelConfig, tensor_size: int, expert_size: int, *, has_drafts: bool = False) -> None:

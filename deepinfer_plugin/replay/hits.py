@@ -6,7 +6,7 @@ vLLM's manager takes a limit, but no extension point passes one for a model: its
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from vllm.v1.core.kv_cache_manager import KVCacheManager
@@ -48,8 +48,30 @@ def _limited(original: Callable[..., Any], manager: Any, request: Any, max_cache
         return look_up(request, max_cache_hit_length)
     if max_cache_hit_length is not None:
         limit = min(limit, max_cache_hit_length)
-    blocks, length, boundary = look_up(request, min(limit, request.num_tokens - 1))
-    if rule.segment and length % rule.segment:
-        blocks, length, boundary = look_up(request, length - length % rule.segment)
-    assert length <= limit, (length, limit)
-    return blocks, length, boundary
+    limit = min(limit, request.num_tokens - 1)
+    while True:
+        blocks, length, boundary = look_up(request, limit)
+        if rule.segment and length % rule.segment:
+            blocks, length, boundary = look_up(request, length - length % rule.segment)
+        assert length <= limit, (length, limit)
+        end = replayed_image_end(request.mm_features, length, rule)
+        if end is None:
+            return blocks, length, boundary
+        limit = end - 1
+
+
+def replayed_image_end(features: Sequence[Any], hit: int, rule: ReplayRule) -> int | None:
+    """End of an image that a hit covers and whose rows are replayed behind it; None for none.
+
+    vLLM sends a worker no patches of an image that a hit covers. A shorter hit leaves the end of the image to be
+    computed, and its patches come.
+
+    Args:
+        features: of the request, as vLLM knows images.
+        hit: length of the hit.
+        rule: says whether windows are replayed before the end of a hit.
+    """
+    if hit == 0 or rule.caches_encoder_windows:
+        return None
+    ends = [feature.mm_position.offset + feature.mm_position.length for feature in features]
+    return next((end for end in ends if hit - rule.window < end <= hit), None)

@@ -21,6 +21,7 @@ from vllm.v1.worker.gpu.states import RequestState
 from deepinfer_plugin import envs, metrics, variables
 from deepinfer_plugin.cache.specs import num_drafts
 from deepinfer_plugin.draft.drafter import drafter_of
+from deepinfer_plugin.model.parallel import equal_replicas
 from deepinfer_plugin.replay import series
 from deepinfer_plugin.replay.inputs import ReplayInputs
 from deepinfer_plugin.sampling.sampler import DeepInferSampler
@@ -202,7 +203,10 @@ class DeepInferModelState(DefaultModelState):
         the same bytes once more.
         """
         num_tokens = input_batch.num_tokens_after_padding
-        with set_forward_context(self._attn_metadata, self.vllm_config, num_tokens=num_tokens):
+        across = equal_replicas(self.vllm_config, num_tokens)
+        with set_forward_context(
+            self._attn_metadata, self.vllm_config, num_tokens=num_tokens, num_tokens_across_dp=across
+        ):
             self.model.replay_windows(replay.encoder_passes, input_batch.positions[:num_tokens])
 
     def prepare_dummy_inputs(self, num_reqs: int, num_tokens: int) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
 from deepinfer_batch_invariant.gaps import check_forward
 from deepinfer_plugin.cache.layers import CacheLayer
 from deepinfer_plugin.cache.metadata import CacheMetadata
+from deepinfer_plugin.model.parallel import equal_replicas
 from deepinfer_plugin.replay.inputs import EncoderPassInputs, ReplayInputs
 from deepinfer_plugin.sampling.extras import FORCE_TOP_K, GOLDEN_TOKENS, SUM_SMALLER, TOKEN_BLACKLIST
 
@@ -71,14 +72,16 @@ def prove_forward(vllm_config: VllmConfig, model: "DeepseekV41ForCausalLM", devi
     images: dict[str, torch.Tensor] = {}
 
     def run() -> None:
-        with set_forward_context(metadata, vllm_config, num_tokens=len(_POSITIONS)), torch.inference_mode():
-            if "vision" in model.checkpoint_groups:
-                images.update(_image_inputs(model, token_ids))
-            for replayed in (None, replay):
-                output = model(token_ids, positions, lookback_ids=lookback, replay=replayed, **images)
-                model.compute_logits(hidden_states_of(output))
+        if "vision" in model.checkpoint_groups:
+            images.update(_image_inputs(model, token_ids))
+        for replayed in (None, replay):
+            output = model(token_ids, positions, lookback_ids=lookback, replay=replayed, **images)
+            model.compute_logits(hidden_states_of(output))
 
-    num_operations = check_forward(run, label="the forward pass")
+    across = equal_replicas(vllm_config, len(_POSITIONS))
+    context = set_forward_context(metadata, vllm_config, num_tokens=len(_POSITIONS), num_tokens_across_dp=across)
+    with context, torch.inference_mode():
+        num_operations = check_forward(run, label="the forward pass")
     logger.info("Batch-invariant mode: every one of %d operations of a forward pass has a proof", num_operations)
     return num_operations
 

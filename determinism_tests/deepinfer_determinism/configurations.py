@@ -9,6 +9,7 @@ from deepinfer_determinism import mechanisms as m
 from deepinfer_determinism import relations
 from deepinfer_determinism.cases import Configuration
 from deepinfer_determinism.draft_relations import draft_configurations
+from deepinfer_determinism.image_relations import image_configurations
 from deepinfer_determinism.random_hits import RANDOM_HITS, num_prompts, random_hits_workload
 from deepinfer_determinism.relations import RELATIONS, SMALL_BLOCKS, Relation, Setting
 from deepinfer_determinism.workload import PAGES, Sizes, Workload
@@ -48,6 +49,7 @@ def configurations(first: Setting, sizes: Sizes, depth: str, seed: int) -> list[
         found.append(Configuration(label="q32", setting=q32, workload=workload, relations=RELATIONS))
         other = build(sizes, seed + 1)
         found.append(Configuration(label=f"seed {seed + 1}", setting=first, workload=other, relations=RELATIONS))
+    found += image_configurations(first, sizes, depth, seed)
     found += _with_replay(first, sizes, depth, workload)
     return found + draft_configurations(first, Workload.build(sizes, seed), depth)
 

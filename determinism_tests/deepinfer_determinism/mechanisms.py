@@ -37,6 +37,7 @@ VERIFIED_AT_ONCE = "most drafts of a request verified in one step"
 ACCEPTED_DRAFTS = "drafts accepted"
 REJECTED_DRAFTS = "drafts rejected"
 SHORTENED = "verifications of fewer drafts than the most"
+IMAGES = "images of finished requests"
 LOST_HITS = "cached prompt tokens that were evicted before the retry"
 
 
@@ -94,6 +95,12 @@ def _cached_tokens(result: ScheduleResult) -> int:
 
 def _cached_requests(result: ScheduleResult) -> int:
     return sum(request.facts.num_cached_tokens > 0 for request in result.requests.values())
+
+
+def _images(result: ScheduleResult) -> int:
+    """Images of requests that finished."""
+    requests = result.schedule.requests
+    return sum(len(requests[name].images) for name, found in result.requests.items() if found.facts.finished)
 
 
 def _preemptions(result: ScheduleResult) -> int:
@@ -196,6 +203,7 @@ COUNTERS: Mapping[str, Callable[[ScheduleResult], int]] = {
     CACHED_TOKENS: _cached_tokens,
     CACHED_REQUESTS: _cached_requests,
     PREEMPTIONS: _preemptions,
+    IMAGES: _images,
     WAITED: _waited,
     LATE_SLOTS: _late_slots,
     ABORTED_IN_PROMPT: lambda result: _aborted(result, True),
