@@ -376,6 +376,9 @@ REVIEWED: Mapping[str, str] = {
     "deepinfer_kernels/moe_experts/reference.py: _dense_weights": "the size of the weights, fixed by the checkpoint",
     "deepinfer_kernels/log_softmax/reference.py: _largest_and_log_sum": "the vocabulary, fixed by the checkpoint",
     "deepinfer_kernels/sparse_attention/reference.py: _attend": "window and index_topk, fixed by the checkpoint",
+    "deepinfer_kernels/dense_attention/reference.py: dense_attention_reference": "the keys of one image, on both sides "
+    "of a tile in the variants of its operation",
+    "deepinfer_plugin/model/weights.py: load_into": "the rows of a tensor of the checkpoint that this rank keeps",
     "deepinfer_kernels/engram_hash/layout.py: _draw_primes": "the configuration, at start-up",
     "deepinfer_plugin/model/flash.py: DeepseekV41ForCausalLM._decode": "the step keeps no row",
     "deepinfer_plugin/replay/hits.py: _limited": "the request's own length",
