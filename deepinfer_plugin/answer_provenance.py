@@ -105,13 +105,14 @@ def certificate_id(settings: Settings, capabilities: Capabilities) -> str | None
     return str(found)
 
 
-def note(settings: Settings, model: str, revision: str | None = None) -> None:
+def note(settings: Settings, model: str, revision: str | None = None, *, num_drafts: int = 0) -> None:
     """Note the facts of this process.
 
     Args:
         settings: those of the process.
         model: folder of the checkpoint that is served, or its name on the Hub.
         revision: of a name on the Hub.
+        num_drafts: tokens drafted in a step.
 
     Raises:
         SettingError: the certificate does not hold here.
@@ -132,7 +133,7 @@ def note(settings: Settings, model: str, revision: str | None = None) -> None:
             "decoder": f"{replay.mode.value}:{replay.keep_tokens}" if replay.is_on else replay.mode.value,
             "encoder": str(replay.encoder),
         },
-        "drafts_used": 0,  # F1 is not built: every token is the model's own
+        "drafts_used": num_drafts,
         "settings_hash": settings_hash(settings),
         "versions": {name: versions[name] for name in ("deepinfer-plugin", "vllm", "torch", "triton")},
     }

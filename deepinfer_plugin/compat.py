@@ -91,8 +91,16 @@ PATCHES: tuple[Patch, ...] = (
         what="KVCacheManager.get_computed_blocks wrapped: it passes on the longest hit that bounded replay allows",
         why="rows from the decoder's floor on need the encoder's output, which is not cached; the limit follows from "
         "the prompt's own length, and no extension point of a model or cache sees a request",
-        upstream="vllm/v1/core/kv_cache_manager.py, vLLM 0.33.0; replay/hits.py checks the parameters",
+        upstream="vllm/v1/core/kv_cache_manager.py, vLLM 0.33.0; wrapping.py checks the parameters",
         removal="a KV-cache specification may limit the hit of a request",
+    ),
+    Patch(
+        what="SamplingParams._validate_spec_decode wrapped: a request of our model may have min_p and logit_bias "
+        "beside drafts",
+        why="vLLM refuses them because its rejection sampler leaves them out; our verifier draws every row with all of "
+        "them",
+        upstream="vllm/sampling_params.py, vLLM 0.33.0; wrapping.py checks the parameters",
+        removal="vLLM asks the sampler of a model which parameters it takes",
     ),
 )
 

@@ -31,13 +31,13 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> CheckpointFixture:
     """
     from deepinfer_plugin.reference.tiny import write_checkpoint
 
-    folders: dict[tuple[str, int, float | None], Path] = {}
+    folders: dict[tuple[str, int, float | None, bool], Path] = {}
 
-    def write(name: str, seed: int, swiglu_limit: float | None = None) -> Path:
-        key = (name, seed, swiglu_limit)
+    def write(name: str, seed: int, swiglu_limit: float | None = None, *, drafts_agree: bool = False) -> Path:
+        key = (name, seed, swiglu_limit, drafts_agree)
         if key not in folders:
             folders[key] = tmp_path_factory.mktemp(f"{name}-s{seed}-")
-            write_checkpoint(name, seed, folders[key], swiglu_limit)
+            write_checkpoint(name, seed, folders[key], swiglu_limit, drafts_agree=drafts_agree)
         return folders[key]
 
     return write

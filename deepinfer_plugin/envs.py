@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import difflib
+import functools
 import os
 import shutil
 import sys
@@ -83,8 +84,15 @@ def load(environ: Mapping[str, str] | None = None) -> Environment:
         SettingError: a value is outside its rule.
     """
     source = os.environ if environ is None else environ
+    return _parsed(tuple(sorted(item for item in source.items() if item[0].startswith(PREFIX))))
+
+
+@functools.lru_cache(maxsize=8)
+def _parsed(found: tuple[tuple[str, str], ...]) -> Environment:
+    """Parsed once for as long as no text changes: every request asks for its server's defaults."""
+    source = dict(found)
     values = {v.name: parse(v.name, source.get(v.name, v.default)) for v in VARIABLES}
-    texts = {name: source[name] for name in sorted(source) if name in _BY_NAME or family_of(name) is not None}
+    texts = {name: text for name, text in found if name in _BY_NAME or family_of(name) is not None}
     return Environment(values=values, texts=texts)
 
 
@@ -166,14 +174,17 @@ def set_variable(name: str, text: str) -> None:
 
 @contextmanager
 def variables_set(values: Mapping[str, str]) -> Iterator[None]:
-    """Set some of our variables for the life of the context.
+    """Set some variables for the life of the context: ours, or vLLM's, which vLLM checks.
 
     Raises:
         SettingError: a value is outside its rule.
     """
     before = {name: os.environ.get(name) for name in values}
     for name, text in values.items():
-        set_variable(name, text)
+        if name.startswith("VLLM_"):
+            os.environ[name] = text
+        else:
+            set_variable(name, text)
     try:
         yield
     finally:
@@ -292,6 +303,8 @@ def prepare_interpreter_environment() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     # vLLM imports Humming, whose import starts two Python processes that compile CUDA code; nothing here can run it.
     os.environ.setdefault("HUMMING_DISABLE_PARALLEL_BUILD", "1")
+    # vLLM wants a NUMA node for every worker to bind its threads to; a worker of ours has one thread.
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
 
 def keep_engine_in_this_process() -> None:
@@ -349,6 +362,14 @@ def limit_grammar_cache(limit_bytes: int) -> None:
             f"{limit_bytes}; unset one of the two"
         )
     os.environ[XGRAMMAR_CACHE_SWITCH] = wanted
+
+
+MEDIA_REDIRECTS_SWITCH = "VLLM_MEDIA_URL_ALLOW_REDIRECTS"
+
+
+def refuse_media_redirects() -> None:
+    """Keep vLLM from following a host that the operator allowed to one that nobody did, unless the user says so."""
+    os.environ.setdefault(MEDIA_REDIRECTS_SWITCH, "0")
 
 
 def enter_batch_invariant_mode(device: str) -> None:

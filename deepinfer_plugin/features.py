@@ -29,9 +29,9 @@ def _row(key: str, name: str, state: State, why: str, decided_by: str = PLUGIN) 
 
 
 ROWS: tuple[Row, ...] = (
-    _row("F1", "DSpark drafting", NOT_BUILT, "our model has no draft model; every step makes one token"),
+    _row("F1", "DSpark drafting", OFF, "tokens, scores and their bits are the same with drafts and without"),
     _row("F2", "confidence-scheduled verification", NOT_BUILT, "needs F1"),
-    _row("F3", "confidence temperature", NOT_BUILT, "needs F1"),
+    _row("F3", "confidence temperature", ON, "divides the score of every draft before it becomes a confidence"),
     _row("F4", "decode-time curve cache", NOT_BUILT, "needs F2"),
     _row("F5", "decoder bounded replay", ON, "follows the settings, see replay/status_rows.py"),
     _row("F6", "replay length", ON, "follows the settings, see replay/status_rows.py"),
@@ -74,6 +74,6 @@ ROWS: tuple[Row, ...] = (
         ON,
         "DEEPINFER_JIT_CACHE_DIR: all compiled at start; unset: when needed",
     ),
-    _row("X1", "images", NOT_BUILT, "text only; the vision tensors of a checkpoint are checked and not loaded"),
+    _row("X1", "images", ON, "image_url of a request; --limit-mm-per-prompt '{\"image\": 0}' drops the tower", VLLM),
     _row("X2", "prefix caching", ON, "what a hit computes again is F7; --no-enable-prefix-caching", VLLM),
 )

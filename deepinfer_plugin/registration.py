@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 ARCHITECTURE = "DeepseekV41ForCausalLM"
 MODEL_MODULE = "deepinfer_plugin.model"
 MODEL_CLASS = "DeepseekV41ForCausalLM"
+DRAFT_ARCHITECTURE = "DSparkV41DraftModel"  # vLLM gives this name to the draft blocks of a DeepSeek-V4.1 checkpoint
+DRAFT_MODULE = "deepinfer_plugin.draft"
+DRAFT_CLASS = "DSparkV41DraftModel"
 
 # vLLM shows the INFO lines of loggers below "vllm" only.
 LOGGER_NAME = f"vllm.{__name__}"
@@ -56,7 +59,8 @@ def register_all() -> None:
             )
         return
     envs.use_kernel_cache(settings[variables.JIT_CACHE_DIR])
-    owner = _register_model()
+    owner = _register_model(ARCHITECTURE, MODEL_MODULE, MODEL_CLASS)
+    _register_model(DRAFT_ARCHITECTURE, DRAFT_MODULE, DRAFT_CLASS)
     _register_checks()
     _register_renderer()
     _prepare_engine_process()
@@ -77,14 +81,14 @@ def _check_target_device(target: str | None) -> None:
         )
 
 
-def _register_model() -> str:
+def _register_model(architecture: str, module: str, class_name: str) -> str:
     """Register our class unless it is registered; returns the module that owned the architecture before, or ""."""
     from vllm import ModelRegistry
 
-    present = ModelRegistry.models.get(ARCHITECTURE)
+    present = ModelRegistry.models.get(architecture)
     owner = getattr(present, "module_name", None) or getattr(getattr(present, "model_cls", None), "__module__", "")
-    if owner != MODEL_MODULE:
-        ModelRegistry.register_model(ARCHITECTURE, f"{MODEL_MODULE}:{MODEL_CLASS}")
+    if owner != module:
+        ModelRegistry.register_model(architecture, f"{module}:{class_name}")
     return str(owner)
 
 

@@ -32,7 +32,7 @@ class PartialResults(ABC):
     suffix: ClassVar[str]
 
     def __init__(self, out: Path, manifest: Mapping[str, object]) -> None:
-        self._out = out
+        self.out = out
         self._folder = out.with_name(out.name + ".partial")
         self._manifest: dict[str, Any] = json.loads(json.dumps(manifest))
         self._lock: IO[str] | None = None
@@ -55,8 +55,8 @@ class PartialResults(ABC):
         Raises:
             InputError: output or sidecar belong to other inputs, or another process is writing them.
         """
-        if self._out.exists():
-            self._require_equal(self._output_manifest(), f"output {self._out}")
+        if self.out.exists():
+            self._require_equal(self._output_manifest(), f"output {self.out}")
             self._remove_leftover()
             return False
         self._take_lock()
@@ -80,7 +80,7 @@ class PartialResults(ABC):
             self._lock = open(self._folder / "lock", "w", encoding="utf-8")  # noqa: SIM115, held until close()
         except OSError as error:
             raise InputError(
-                f"{self.program}: --out is {self._out}, which cannot be written ({error}); choose another"
+                f"{self.program}: --out is {self.out}, which cannot be written ({error}); choose another"
             ) from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -109,7 +109,7 @@ class PartialResults(ABC):
         with open(temporary, "wb") as out:
             for block in self._blocks(names):
                 out.write(block)
-        os.replace(temporary, self._out)
+        os.replace(temporary, self.out)
         self.close()
         shutil.rmtree(self._folder)
 

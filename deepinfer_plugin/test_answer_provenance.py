@@ -115,7 +115,8 @@ def test_facts_are_noted_with_the_configuration(checkpoint: Callable[..., Path])
     ):
         answer_provenance.note(Settings.from_envs(environ), str(model))
         assert answer_provenance.facts()["replay"] == replay
-    answer_provenance.note(Settings(), str(model))
+    answer_provenance.note(Settings(), str(model), num_drafts=3)
+    assert (found["drafts_used"], answer_provenance.facts()["drafts_used"]) == (0, 3)
     assert found["settings_hash"] == settings_hash(Settings())
     json.dumps(found)
 

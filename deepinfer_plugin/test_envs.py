@@ -89,6 +89,15 @@ def test_settings_follow_the_process_environment(monkeypatch: pytest.MonkeyPatch
     assert settings.to_json()["arithmetic"] == "s32"
 
 
+def test_variables_that_did_not_change_are_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEEPINFER_ARITHMETIC", "q32")
+    first = envs.load()
+    monkeypatch.setenv("ANOTHER_PROGRAM", "1")
+    assert envs.load() is first
+    monkeypatch.setenv("DEEPINFER_ARITHMETIC", "s32")
+    assert envs.load() is not first
+
+
 def test_arithmetic_modes_differ_where_the_golden_readme_says(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 

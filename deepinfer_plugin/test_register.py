@@ -18,6 +18,7 @@ class Attempt:
 
     error: str | None
     owner: str
+    draft_owner: str
     messages: list[str]
 
 
@@ -39,9 +40,9 @@ class Keep(logging.Handler):
 logging.getLogger("vllm").addHandler(Keep())
 found = {}
 
-def owner():
+def owner(architecture):
     from vllm import ModelRegistry
-    return ModelRegistry.models["DeepseekV41ForCausalLM"].module_name
+    return ModelRegistry.models[architecture].module_name
 
 def attempt(name, **variables):
     os.environ.update(variables)
@@ -53,7 +54,8 @@ def attempt(name, **variables):
         error = f"{type(raised).__name__}: {raised}"
     for key in variables:
         del os.environ[key]
-    found[name] = {"error": error, "owner": owner(), "messages": list(records)}
+    found[name] = {"error": error, "owner": owner("DeepseekV41ForCausalLM"),
+        "draft_owner": owner("DSparkV41DraftModel"), "messages": list(records)}
 
 attempt("disabled", DEEPINFER_DISABLE="1")
 attempt("handed back", DEEPINFER_BATCH_INVARIANT="0")
@@ -94,13 +96,16 @@ def test_our_model_takes_the_architecture_and_a_second_call_changes_nothing(
     found: Found,
 ) -> None:
     for name in ("first", "second"):
-        assert found[name] == Attempt(error=None, owner="deepinfer_plugin.model", messages=[])
+        assert found[name] == Attempt(
+            error=None, owner="deepinfer_plugin.model", draft_owner="deepinfer_plugin.draft", messages=[]
+        )
 
 
 @pytest.mark.parametrize("name", ["disabled", "wrong version, disabled", "handed back"])
 def test_the_architecture_stays_with_vllm_where_the_user_says_so(found: Found, name: str) -> None:
     assert found[name].error is None
     assert found[name].owner.startswith("vllm.")
+    assert found[name].draft_owner.startswith("vllm.")
 
 
 def test_handing_back_warns_that_this_machine_cannot_run_vllms_own_model(found: Found) -> None:

@@ -30,7 +30,7 @@ def test_every_feature_has_one_row_in_order() -> None:
 
 def test_what_is_not_built_is_off_with_a_reason() -> None:
     rows = {row.key: row for row in features(Settings(), is_active=True)}
-    assert {rows[key].state for key in ("F1", "F2", "X1")} == {"not built"}
+    assert {rows[key].state for key in ("F13", "F24", "X1")} == {"not built"}
     assert all(row.why and row.origin for row in rows.values())
 
 
@@ -89,12 +89,12 @@ def test_an_unknown_variable_is_a_warning(monkeypatch: pytest.MonkeyPatch, capsy
 def test_a_feature_that_is_not_built_but_asked_for_is_a_problem(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("DEEPINFER_USE_NEXTN_DECODE", "5")
+    monkeypatch.setenv("DEEPINFER_PREFILL_MAX_SUM_SEQLEN_K", "5")
     monkeypatch.setenv("DEEPINFER_ZERO_OVERHEAD_SCHEDULING", "1")
     assert main(["status"]) == 1
     text = capsys.readouterr().out
-    assert "problem: environment: DEEPINFER_USE_NEXTN_DECODE is '5', which asks for F1" in text
-    assert "[environment, DEEPINFER_USE_NEXTN_DECODE=5]" in text
+    assert "problem: environment: DEEPINFER_PREFILL_MAX_SUM_SEQLEN_K is '5', which asks for F25" in text
+    assert "[environment, DEEPINFER_PREFILL_MAX_SUM_SEQLEN_K=5]" in text
     assert "[environment, DEEPINFER_ZERO_OVERHEAD_SCHEDULING=1]" in text
 
 
@@ -114,12 +114,12 @@ def test_the_rows_of_the_server_wide_extras_say_who_asked() -> None:
 
 def test_a_row_says_whether_a_variable_or_a_flag_decided() -> None:
     flags = Flags(async_scheduling=False, speculative_config={"method": "dspark"})
-    for environ, speculation in (({}, "not built"), ({"DEEPINFER_BATCH_INVARIANT": "0"}, "on")):
+    for environ in ({}, {"DEEPINFER_BATCH_INVARIANT": "0"}):
         settings = Settings.from_envs(environ)
         found = features(settings, is_active=True, translated=translate(settings, flags))
         rows = {row.key: row for row in found}
         assert (rows["F8"].state, rows["F8"].origin) == ("off", "flag")
-        assert rows["F1"].state == speculation
+        assert (rows["F1"].state, rows["F1"].origin) == ("on", "flag")
         assert "--speculative-config {'method': 'dspark'}" in rows["F1"].why
     settings = Settings.from_envs({"DEEPINFER_ZERO_OVERHEAD_SCHEDULING": "0"})
     rows = {r.key: r for r in features(settings, is_active=True, translated=translate(settings, Flags()))}

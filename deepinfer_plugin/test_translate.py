@@ -51,9 +51,18 @@ ZERO, FORCE = "DEEPINFER_ZERO_OVERHEAD_SCHEDULING", "DEEPINFER_ENGRAM_FORCE_GPU_
 OFFLOAD, KEEP = SimpleNamespace(cpu_offload=True), SimpleNamespace(cpu_offload=False)
 
 CASES: list[Case] = [
-    # F1: our model drafts nothing; vLLM's own takes the number, drawn instead of greedy
-    *both("F1", N, "0", "1"),
+    # F1: vLLM's own model has drawn drafts instead of greedy ones; ours draws them in any case
+    *both("F1", N, "0", "6"),
     *both("F1", N, "0", "-1", **VLLMS),
+    Case(
+        row="F1", variables={N: "3"}, result={"speculative_config": {"method": "dspark", "num_speculative_tokens": 3}}
+    ),
+    Case(
+        row="F1",
+        variables={N: "3"},
+        flags={"speculative_config": {"method": "ngram"}},
+        refused=(f"{N} is '3'", "ngram"),
+    ),
     Case(row="F1", variables={N: "5", **VLLMS}, result={"speculative_config": DSPARK}),
     Case(row="F1", variables={N: "1", **VLLMS}, result={"speculative_config": {**DSPARK, "num_speculative_tokens": 1}}),
     Case(
@@ -95,7 +104,9 @@ CASES: list[Case] = [
         for flag in (True, False)
     ),
     # F3: one number or one per draft, told before anything is said about the feature
-    *both("F3", TEMPERATURE, "1.0", "0.9"),
+    Case(row="F3", variables={TEMPERATURE: "0.9,1,2", N: "3"}),
+    Case(row="F3", variables={TEMPERATURE: "0.9,1,2"}, flags={"speculative_config": {"method": "dspark"}}),
+    Case(row="F3", variables={TEMPERATURE: "0.9,1", N: "3"}, refused=(TEMPERATURE, "2 numbers", "1 or 3", N)),
     *both("F3", TEMPERATURE, "1", "0"),
     *(
         Case(row="F3", variables={TEMPERATURE: text, N: "3", **VLLMS}, refused=refused)
@@ -256,7 +267,7 @@ def engine_options(**changed: Any) -> Any:
     [
         *({f"{size}_parallel_size": 2} for size in ("tensor", "pipeline", "data", "prefill_context", "decode_context")),
         {"enable_eplb": True},
-        {"speculative_config": SimpleNamespace(method="dspark")},
+        {"speculative_config": SimpleNamespace(method="mtp")},
     ],
     ids=lambda option: next(iter(option)),
 )
@@ -306,9 +317,9 @@ print(json.dumps(found))
 
 def test_a_start_is_refused_and_goes_on_through_vllms_own_configuration(checkpoint: Any) -> None:
     attempts: list[tuple[dict[str, str], dict[str, Any]]] = [
-        ({N: "5"}, {}),
+        ({N: "5"}, {"speculative_config": {"method": "dspark", "num_speculative_tokens": 4}}),
         ({ZERO: "0"}, {"async_scheduling": True}),
-        ({ZERO: "0", FORCE: "1", N: "0"}, {}),
+        ({ZERO: "0", FORCE: "1", N: "2"}, {}),
     ]
     variables = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", **{v.name: None for v in VARIABLES}}
     command = [sys.executable, "-c", SCRIPT, str(checkpoint("nano", 0)), json.dumps(attempts)]
@@ -317,6 +328,6 @@ def test_a_start_is_refused_and_goes_on_through_vllms_own_configuration(checkpoi
     )
     assert result.returncode == 0, result.stderr[-3000:]
     drafts, scheduling, fine = json.loads(result.stdout.splitlines()[-1])
-    assert f"SettingError: environment: {N} is '5', which asks for F1" in drafts
+    assert f"SettingError: settings: {N} is '5', but the flag is --speculative-config" in drafts
     assert f"{ZERO} is '0', but the flag is --async-scheduling" in scheduling
     assert fine is None

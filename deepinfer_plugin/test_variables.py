@@ -39,7 +39,7 @@ BOUNDS: dict[str, tuple[Mapping[str, object], tuple[str, ...]]] = {
     "DEEPINFER_CERTIFICATE": (PATHS, ("\0",)),
     "DEEPINFER_METRICS_DIR": (PATHS, ("\0",)),
     "DEEPINFER_HF_MODEL_DIR": (PATHS, ("a\0b",)),
-    "DEEPINFER_USE_NEXTN_DECODE": ({"0": 0, "1": 1, "5": 5, "007": 7}, ("-1", *NOT_INTEGERS)),
+    "DEEPINFER_USE_NEXTN_DECODE": ({"0": 0, "1": 1, "5": 5, "003": 3}, ("-1", "6", *NOT_INTEGERS)),
     "DEEPINFER_ENABLE_MTP_VARLEN": (FLAGS, ()),
     "DEEPINFER_DFLASH_CONFIDENCE_HEAD_TEMPERATURE": (
         {

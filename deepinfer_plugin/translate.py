@@ -6,7 +6,7 @@ loads neither torch nor vLLM.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +48,8 @@ def check_together(settings: Settings) -> None:
     environment = settings.environment
     num_drafts = settings[variables.USE_NEXTN_DECODE]
     temperatures = settings[variables.DFLASH_CONFIDENCE_HEAD_TEMPERATURE]
-    if len(temperatures) not in (1, num_drafts):
+    is_counted = environment.is_set(variables.USE_NEXTN_DECODE)  # else a flag may say how many; the drafter checks it
+    if is_counted and len(temperatures) not in (1, num_drafts):
         raise SettingError(
             f"environment: {environment.describe(variables.DFLASH_CONFIDENCE_HEAD_TEMPERATURE)} with "
             f"{len(temperatures)} numbers, expected 1 or {num_drafts}, the value of {variables.USE_NEXTN_DECODE.name}"
@@ -93,13 +94,27 @@ def _create_model_config(original: Callable[..., Any], self: Any, *args: Any, **
     model_config = original(self, *args, **kwargs)
     if model_config.hf_config.model_type == MODEL_TYPE:
         logger, settings = init_logger(f"vllm.{__name__}"), Settings.from_envs()
-        if settings.batch_invariant:
-            envs.prepare_metrics_folder()
-            answer_provenance.note(settings, model_config.model, model_config.revision)
         for entry in translate(settings, self):
             if entry.origin.startswith(variables.PREFIX):
                 logger.info_once("%s: %s", entry.origin, entry.text)
+        if settings.batch_invariant:
+            envs.prepare_metrics_folder()
+            num_drafts = count_drafts(self.speculative_config, model_config.hf_config)
+            answer_provenance.note(settings, model_config.model, model_config.revision, num_drafts=num_drafts)
     return model_config
+
+
+def count_drafts(speculative_config: Mapping[str, Any] | None, hf_config: Any) -> int:
+    """Tokens drafted in a step under vLLM's configuration, which leaves their number to the checkpoint if it has none.
+
+    Args:
+        speculative_config: as a user gives it; None: no drafts.
+        hf_config: config.json of the checkpoint, flattened.
+    """
+    if speculative_config is None:
+        return 0
+    given = speculative_config.get("num_speculative_tokens")
+    return int(hf_config.dspark_block_size if given is None else given)
 
 
 def _disagree(settings: Settings, variable: Variable[Any], flag: str, expected: str) -> SettingError:
@@ -119,8 +134,11 @@ def _drafts(settings: Settings, args: Any) -> Translated | None:
         if given is not None:
             raise _disagree(settings, variable, f"--speculative-config {given}", "no such flag")
         return Translated(feature="F1", origin=variable.name, text="no --speculative-config", is_on=False)
-    # DeepInfer draws its drafts; vLLM's own default takes the most likely token
-    wanted = {"method": DRAFT_METHOD, "num_speculative_tokens": count, "draft_sample_method": "probabilistic"}
+    wanted: dict[str, Any] = {"method": DRAFT_METHOD, "num_speculative_tokens": count}
+    if not settings.batch_invariant:
+        # DeepInfer draws its drafts; vLLM's own default takes the most likely token. Our drafter draws in any case, and
+        # what vLLM keeps for its rejection sampler is not needed by an exact match.
+        wanted["draft_sample_method"] = "probabilistic"
     for key, value in wanted.items():
         if given is not None and given.get(key, value) != value:
             raise _disagree(settings, variable, f"--speculative-config {given}", f"{key} {value}")

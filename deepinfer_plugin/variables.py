@@ -122,12 +122,11 @@ HF_MODEL_DIR = Variable(
 )
 USE_NEXTN_DECODE = Variable(
     name="DEEPINFER_USE_NEXTN_DECODE",
-    kind=integer(0),
+    kind=integer(0, 5),
     default="0",
     feature="F1",
-    not_built="our model has no draft model; every step makes one token",
-    has_vllm_form=True,
-    meaning="tokens drafted in a step",
+    changes_answers=False,  # a token is the model's own draw, whatever was drafted in its place
+    meaning="tokens that the checkpoint's draft blocks propose in a step; 0: none. Their number changes the speed only",
 )
 ENABLE_MTP_VARLEN = Variable(
     name="DEEPINFER_ENABLE_MTP_VARLEN",
@@ -143,7 +142,8 @@ DFLASH_CONFIDENCE_HEAD_TEMPERATURE = Variable(
     kind=positive_numbers(1e-5),
     default="1.0",
     feature="F3",
-    not_built="there are no drafts, and vLLM's drafts have no such temperature",
+    needs_our_model=True,
+    changes_answers=False,
     meaning="divides the score of a draft before it becomes a confidence; one number, or one per draft",
 )
 DECODE_PERF_CACHE_DIR = Variable(

@@ -12,7 +12,9 @@ from deepinfer_plugin.errors import PlatformError
 IS_OURS = "_deepinfer_wraps"
 
 
-def wrap(owner: type, name: str, parameters: tuple[str, ...], around: Callable[..., Any]) -> None:
+def wrap(
+    owner: type, name: str, parameters: tuple[str, ...], around: Callable[..., Any], *, has_no_other: bool = False
+) -> None:
     """Replace ``owner.name`` by a function that calls ``around(original, *args, **kwargs)``.
 
     Args:
@@ -20,6 +22,7 @@ def wrap(owner: type, name: str, parameters: tuple[str, ...], around: Callable[.
         name: its method; wrapping it again changes nothing.
         parameters: names that its signature must begin with; the first is ``cls`` for a class method.
         around: what runs instead, given the original as its first argument.
+        has_no_other: ``parameters`` are all that it has, for an ``around`` that does not pass on what it does not know.
 
     Raises:
         PlatformError: the method is not the one this version knows.
@@ -30,10 +33,11 @@ def wrap(owner: type, name: str, parameters: tuple[str, ...], around: Callable[.
     if getattr(original, IS_OURS, False):
         return
     names = tuple(inspect.signature(original).parameters) if callable(original) else ()
-    if names[: len(parameters)] != parameters or is_class_method != (parameters[0] == "cls"):
+    compared = names if has_no_other else names[: len(parameters)]
+    if compared != parameters or is_class_method != (parameters[0] == "cls"):
         raise PlatformError(
-            f"wrapping: {owner.__name__}.{name} has the parameters {list(names)}, expected {list(parameters)} first; "
-            "install a vLLM version that this plugin supports"
+            f"wrapping: {owner.__name__}.{name} has the parameters {list(names)}, expected {list(parameters)} "
+            f"{'and no other' if has_no_other else 'first'}; install a vLLM version that this plugin supports"
         )
     assert callable(original)
 

@@ -3,7 +3,7 @@
 Anything that is not in the table is a gap (gaps.py), and a gap stops the start. The classes:
 
 * ``EXACT``: moves, compares, selects, counts, or rounds once per element as IEEE prescribes: no order of a sum, no
-  approximation, so the batch cannot reach the result.
+  approximation, so the batch cannot reach the result. Exchanges between ranks that only move bytes belong to it.
 * ``MEASURED``: an approximation per element whose bits a test here finds independent of the element's place in the
   buffer and of its neighbours. sigmoid, silu, softplus and exp2 failed that test on the CPU and are therefore absent.
 * ``ROW_SUM``: a sum over the last axis of rows whose length does not follow the batch.
@@ -56,16 +56,17 @@ _EXACT = (
     "clamp_min", "clamp_min_", "clone", "constant_pad_nd", "contiguous", "copy_", "copysign", "cummax", "detach",
     "detach_", "div", "div_", "embedding", "empty", "empty_like", "empty_strided", "eq", "expand", "fill_", "flatten",
     "floor_divide", "full", "full_like", "gather", "ge", "gt", "index", "index_put_", "index_select", "isnan", "le",
-    "lift_fresh", "logical_and", "logical_not", "lt", "masked_fill", "masked_fill_", "maximum", "minimum", "mul",
-    "mul_", "narrow", "ne", "neg", "neg_", "new_empty", "new_full", "new_ones", "new_zeros", "nonzero", "ones",
+    "lift_fresh", "logical_and", "logical_not", "lt", "masked_fill", "masked_fill_", "maximum", "minimum", "movedim",
+    "mul", "mul_", "narrow", "ne", "neg", "neg_", "new_empty", "new_full", "new_ones", "new_zeros", "nonzero", "ones",
     "ones_like", "pad", "permute", "reciprocal", "reciprocal_", "remainder", "repeat", "repeat_interleave", "reshape",
     "resolve_conj", "resolve_neg", "roll", "round", "round_", "scatter", "scatter_", "searchsorted", "select", "set_",
     "slice", "sort", "split", "split_with_sizes", "sqrt", "sqrt_", "square", "squeeze", "stack", "sub", "sub_", "t",
     "to", "topk", "transpose", "unbind", "unflatten", "unsqueeze", "view", "where", "zeros", "zeros_like",
+    "_allgather_base_", "alltoall_base_",
 )
 # fmt: on
 
-_MEASURED = ["cos", "exp", "exp_", "log", "log_", "log1p", "log1p_", "rsqrt", "sin"]
+_MEASURED = ["cos", "erf", "exp", "exp_", "log", "log_", "log1p", "log1p_", "rsqrt", "sin"]
 
 
 def _sums_last_axis(args: Sequence[Any]) -> str | None:

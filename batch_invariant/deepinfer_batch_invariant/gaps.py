@@ -42,7 +42,7 @@ class GapRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         self.num_calls += 1
-        if func.namespace in ("aten", "prims"):
+        if func.namespace in ("aten", "prims", "c10d"):
             name, device = func.overloadpacket.__name__, _device(result)
             reason = gap(name, args, device)
         else:

@@ -7,6 +7,7 @@ import json
 import math
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,20 @@ RATIOS = {2: 2, 8: 2, 14: 2, 20: 1}  # KV-source layer -> tokens per entry
 Cache = dict[str, Any]
 
 
-def _write_model(folder: Path) -> None:
+SMALL = {  # one KV source of each ratio: every kind of growing cache occurs once
+    "num_hidden_layers": 8,
+    "compress_ratios": [0, 0, 2, 2, 1, 1, 1, 1, 0, 0, 0],
+    "kv_source_layer_ids": [2, 4],
+    "index_source_layer_ids": [2, 4, 6],
+    "candidate_source_layer_id": 4,
+    "dspark_target_layer_ids": [5, 6, 7],
+}
+
+
+def _write_model(folder: Path, changes: dict[str, Any]) -> None:
     """The released config.json without Engram, which needs the real tokenizer, and a tokenizer of its size."""
     config = released_config_dict()
-    config["text_config"].update(engram_layer_ids=[], engram_num_embeddings=[])
+    config["text_config"].update(engram_layer_ids=[], engram_num_embeddings=[], **changes)
     vocab = {f"token{index}": index for index in range(config["text_config"]["vocab_size"])}
     tokenizer: dict[str, Any] = {
         "version": "1.0",
@@ -62,8 +73,8 @@ def segment_plan(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return _plan(tmp_path_factory.mktemp("segment"), {ENCODER_VARIABLE: str(SEGMENT)})
 
 
-def _plan(folder: Path, variables: dict[str, str]) -> dict[str, Any]:
-    _write_model(folder)
+def _plan(folder: Path, variables: dict[str, str], changes: dict[str, Any] | None = None) -> dict[str, Any]:
+    _write_model(folder, changes or {})
     out = folder / "plan.json"
     command = [sys.executable, "-m", "deepinfer_plugin.engine_child.planning", str(folder), str(out)]
     ours: dict[str, str | None] = {variable.name: None for variable in VARIABLES}
@@ -139,3 +150,11 @@ def test_no_two_caches_of_a_group_overlap_in_a_block(plan: dict[str, Any]) -> No
         places = sorted((c["offset"], c["offset"] + c["page_bytes"]) for c in plan["caches"] if c["group"] == group)
         assert places[-1][1] <= BYTES_PER_TOKEN * BLOCK_SIZE
         assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(places))
+
+
+def test_windows_fill_the_blocks_of_the_pool(tmp_path: Path) -> None:
+    plan = _plan(tmp_path, {ENCODER_VARIABLE: str(SEGMENT)}, SMALL)
+    width = BLOCK_SIZE * (COMPRESSED_BYTES + INDEX_BYTES) * 3 // 2
+    assert plan["pool_bytes"] / plan["num_blocks"] == width
+    per_group = Counter(cache["group"] for cache in _named(plan, ".window").values())
+    assert sorted(per_group.values()) == [4, 4]  # 16,896 bytes a page

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from deepinfer_plugin import envs, provenance
 from deepinfer_plugin.cli.console import say
 from deepinfer_plugin.cli.model_folder import add_model, add_sizes, model_folder, size_flags
-from deepinfer_plugin.errors import PlatformError, SettingError
+from deepinfer_plugin.cli.resumed import complete, manifest, prepare_engine
+from deepinfer_plugin.errors import SettingError
 from deepinfer_plugin.offline.inputs import Prompt, check_sampling, read_prompts
 from deepinfer_plugin.offline.store import AnswerStore
-from deepinfer_plugin.platforms.detect import current_decision, platform_class
-from deepinfer_plugin.resumable import model_files
-from deepinfer_plugin.settings import Accelerator, Settings
 
-INTERRUPTED = 130
+if TYPE_CHECKING:
+    from deepinfer_plugin.offline.run import Plan
+
 SOME_REFUSED = 1
 
 
@@ -54,79 +53,53 @@ def run(arguments: argparse.Namespace) -> int:
         raise SettingError(f"offline: --{error}") from None
     flags = (*size_flags("offline", arguments), *arguments.engine_flags)
     prompts = read_prompts(arguments.input, is_chat=not arguments.raw)
-    store = AnswerStore(arguments.out, _manifest(arguments, model, sampling, flags))
-    if not store.open():
-        say(f"offline: {arguments.out} is complete, nothing to do")
-        return 0
-    try:
-        finished = store.finished()
-        missing = [prompt for prompt in prompts if prompt.name not in finished]
-        refused = 0
-        if missing:
-            try:
-                refused = _answer_missing(arguments, model, sampling, flags, missing, store, len(prompts))
-            except KeyboardInterrupt:
-                kept = len(store.finished())
-                say(f"\noffline: stopped; {kept} of {len(prompts)} answers are kept, the same command goes on")
-                return INTERRUPTED
-        store.merge([prompt.name for prompt in prompts])
-    finally:
-        store.close()
+    store = AnswerStore(
+        arguments.out,
+        manifest(
+            arguments,
+            model,
+            flags,
+            raw=arguments.raw,
+            sampling=sampling,
+            token_ids=arguments.token_ids,
+            provenance=arguments.provenance,
+        ),
+    )
+    refused: list[str] = []
+
+    def answer_missing(missing: list[Prompt]) -> None:
+        is_cpu = prepare_engine("offline")
+        from deepinfer_plugin.offline.run import Plan
+
+        plan = Plan(
+            model=model,
+            is_cpu=is_cpu,
+            engine_flags=flags,
+            sampling=sampling,
+            with_token_ids=arguments.token_ids,
+            with_provenance=arguments.provenance,
+        )
+        refused.extend(_answer(plan, missing, store, len(prompts)))
+
+    code = complete(store, prompts, answer_missing, "answers")
+    if code is not None:
+        return code
     say(f"offline: {len(prompts)} answers -> {arguments.out}")
     if refused:
-        say(f"offline: {refused} of them are errors: vLLM refused the prompt, see their field error")
+        say(f"offline: {len(refused)} of them are errors: vLLM refused the prompt, see their field error")
     return SOME_REFUSED if refused else 0
 
 
-def _answer_missing(
-    arguments: argparse.Namespace,
-    model: Path,
-    sampling: dict[str, Any],
-    flags: tuple[str, ...],
-    missing: list[Prompt],
-    store: AnswerStore,
-    total: int,
-) -> int:
-    """Returns how many prompts were refused."""
-    platform_class()  # before torch, Triton and vLLM are imported
-    envs.keep_engine_in_this_process()
-    decision = current_decision()
-    if decision is None:
-        raise PlatformError("offline: DEEPINFER_DISABLE is 1, expected 0; unset it")
+def _answer(plan: Plan, missing: list[Prompt], store: AnswerStore, total: int) -> Iterator[str]:
+    """Store an answer for each missing prompt; names of those that vLLM refused."""
     from tqdm import tqdm
 
-    from deepinfer_plugin.offline.run import Plan, answer, build_engine
+    from deepinfer_plugin.offline.run import answer, build_engine
 
-    plan = Plan(
-        model=model,
-        is_cpu=decision.accelerator is Accelerator.CPU,
-        engine_flags=flags,
-        sampling=sampling,
-        with_token_ids=arguments.token_ids,
-        with_provenance=arguments.provenance,
-    )
     llm = build_engine(plan)
-    refused = 0
     with tqdm(total=total, initial=total - len(missing), unit="answer", desc="offline") as bar:
         for prompt, found in answer(llm, plan, missing):
             store.put(prompt.name, found)
-            refused += "error" in found
             bar.update()
-    return refused
-
-
-def _manifest(
-    arguments: argparse.Namespace, model: Path, sampling: dict[str, Any], flags: tuple[str, ...]
-) -> dict[str, object]:
-    """Everything the answers depend on; a partial result of another manifest is not continued."""
-    return {
-        "input": hashlib.sha256(arguments.input.read_bytes()).hexdigest(),
-        "model": model_files(model),
-        "raw": arguments.raw,
-        "sampling": sampling,
-        "token_ids": arguments.token_ids,
-        "provenance": arguments.provenance,
-        "engine_flags": list(flags),
-        "settings": Settings.from_envs().answer_settings(),
-        "versions": provenance.versions(),
-    }
+            if "error" in found:
+                yield prompt.name

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
-from deepinfer_plugin import envs, provenance
 from deepinfer_plugin.cli.console import say
-from deepinfer_plugin.errors import CheckpointError, PlatformError, SettingError
-from deepinfer_plugin.platforms.detect import current_decision, platform_class
-from deepinfer_plugin.resumable import model_files
-from deepinfer_plugin.scoring.inputs import read_records
+from deepinfer_plugin.cli.resumed import complete, manifest, prepare_engine
+from deepinfer_plugin.errors import CheckpointError, SettingError
+from deepinfer_plugin.scoring.inputs import Record, read_records
 from deepinfer_plugin.scoring.store import ResultStore
-from deepinfer_plugin.settings import Accelerator, Settings
-
-INTERRUPTED = 130
 
 EPILOG = """
 Each line of FILE.jsonl is {"id": "a", "tokens": [0, 17, 4], "decode_from": 2}; decode_from is optional.
@@ -58,33 +52,26 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.top is not None and not 1 <= arguments.top <= vocab_size:
         raise SettingError(f"score: --top is {arguments.top}, expected 1 to {vocab_size}, the vocabulary")
     records = read_records(arguments.input, vocab_size, arguments.decode_from)
-    store = ResultStore(arguments.out, _manifest(arguments))
-    if not store.open():
-        say(f"score: {arguments.out} is complete, nothing to do")
-        return 0
-    try:
-        finished = store.finished()
-        missing = [record for record in records if record.name not in finished]
-        if missing:
-            try:
-                _score_missing(arguments, vocab_size, missing, store)
-            except KeyboardInterrupt:
-                kept = len(store.finished())
-                say(f"\nscore: stopped; {kept} of {len(records)} records are kept, the same command goes on")
-                return INTERRUPTED
-        store.merge([record.name for record in records])
-    finally:
-        store.close()
+    store = ResultStore(
+        arguments.out,
+        manifest(
+            arguments,
+            arguments.model,
+            arguments.engine_flags,
+            top=arguments.top,
+            decode_from=arguments.decode_from,
+            raw_logits=arguments.raw_logits,
+        ),
+    )
+    code = complete(store, records, lambda missing: _score_missing(arguments, vocab_size, missing, store), "records")
+    if code is not None:
+        return code
     say(f"score: {len(records)} records, {sum(len(r.tokens) for r in records)} tokens -> {arguments.out}")
     return 0
 
 
-def _score_missing(arguments: argparse.Namespace, vocab_size: int, missing: list[Any], store: ResultStore) -> None:
-    platform_class()  # before torch, Triton and vLLM are imported
-    envs.keep_engine_in_this_process()
-    decision = current_decision()
-    if decision is None:
-        raise PlatformError("score: DEEPINFER_DISABLE is 1, expected 0; unset it")
+def _score_missing(arguments: argparse.Namespace, vocab_size: int, missing: list[Record], store: ResultStore) -> None:
+    is_cpu = prepare_engine("score")
     from tqdm import tqdm
 
     from deepinfer_plugin.scoring.engine import Plan, build_engine, score
@@ -94,7 +81,7 @@ def _score_missing(arguments: argparse.Namespace, vocab_size: int, missing: list
         vocab_size=vocab_size,
         top=arguments.top,
         raw_logits=arguments.raw_logits,
-        is_cpu=decision.accelerator is Accelerator.CPU,
+        is_cpu=is_cpu,
         engine_flags=tuple(arguments.engine_flags),
     )
     engine = build_engine(plan, missing)
@@ -114,17 +101,3 @@ def _vocab_size(model: Path) -> int:
             f"score: {path} gives no vocab_size ({type(error).__name__}: {error}), expected that of a checkpoint; "
             "check --model"
         ) from None
-
-
-def _manifest(arguments: argparse.Namespace) -> dict[str, object]:
-    """Everything the results depend on; a partial result of another manifest is not continued."""
-    return {
-        "input": hashlib.sha256(arguments.input.read_bytes()).hexdigest(),
-        "model": model_files(arguments.model),
-        "top": arguments.top,
-        "decode_from": arguments.decode_from,
-        "raw_logits": arguments.raw_logits,
-        "engine_flags": list(arguments.engine_flags),
-        "settings": Settings.from_envs().answer_settings(),
-        "versions": provenance.versions(),
-    }

@@ -8,12 +8,14 @@ Text stays text: nothing in a message is searched for control tokens.
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from deepseek_recipe import (
     AssistantMessage,
+    BytesImageSource,
     Conversation,
     LatestReminderMessage,
     Message,
@@ -28,11 +30,44 @@ from deepinfer_plugin.errors import PromptError
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "latest_reminder")
 _TEXT_PARTS = ("text", "input_text", "output_text")
-_IMAGE_PARTS = ("image", "image_url", "input_image", "image_pil", "image_embeds")
+IMAGE_PARTS = ("image", "image_url", "input_image", "image_pil", "image_embeds")
 # The words of the official API and the effort that each stands for; ``none`` switches thinking off.
 EFFORT_WORDS = {"minimal": 50, "low": 50, "medium": 75, "high": 75, "xhigh": 75, "ultra": 100, "max": 100}
 DEFAULT_EFFORT = EFFORT_WORDS["high"]
 _REMEDY = "; correct the request"
+
+
+@dataclass(slots=True)
+class ImageParts:
+    """The image parts of a conversation, in the order of the messages.
+
+    Attributes:
+        limit: how many a request may hold.
+        mark: stands for an image in the text that goes to deepseek-recipe; it cannot be guessed, so no text holds it.
+        parts: where each stands, and the part.
+    """
+
+    limit: int
+    mark: str = field(default_factory=lambda: f"[image {secrets.token_hex(16)}]")
+    parts: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
+
+    def add(self, part: Mapping[str, Any], where: str) -> str:
+        """Keep a part; returns the text that stands for it.
+
+        Raises:
+            PromptError: it is one too many.
+        """
+        if len(self.parts) == self.limit:
+            found = "no image" if self.limit == 0 else f"at most {self.limit} images"
+            raise PromptError(
+                f"chat: {where} is an image, expected {found} in a request; the operator sets --limit-mm-per-prompt"
+            )
+        self.parts.append((where, part))
+        return self.mark
+
+    def sources(self, first: int) -> list[BytesImageSource]:
+        """Stand-ins, from number ``first`` on, by which the rendered prompt tells the order of its images."""
+        return [BytesImageSource(b"", path=str(index)) for index in range(first, len(self.parts))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +133,7 @@ def build_conversation(
     tools: Iterable[Mapping[str, Any]] | None = None,
     tool_choice: object = None,
     response_format: Mapping[str, Any] | None = None,
+    images: ImageParts | None = None,
 ) -> Conversation:
     """Convert a chat request.
 
@@ -107,10 +143,12 @@ def build_conversation(
         tools: function tools, OpenAI form.
         tool_choice: ``none`` hides the tools. A forced call is forced by vLLM's grammar, not by the prompt.
         response_format: OpenAI form; ``json_object`` and ``json_schema`` are shown to the model.
+        images: takes the image parts; None: text only.
 
     Raises:
-        PromptError: a message or tool is malformed, or holds an image; the text names it.
+        PromptError: a message or tool is malformed, or holds an image that has no place; the text names it.
     """
+    images = ImageParts(limit=0) if images is None else images
     if not messages:
         raise PromptError(f"chat: messages is empty, expected at least one{_REMEDY}")
     last = len(messages) - 1
@@ -128,7 +166,7 @@ def build_conversation(
     try:
         return Conversation(
             [
-                _message(m, f"messages[{i}]", options.continue_final_message and i == last)
+                _message(m, f"messages[{i}]", options.continue_final_message and i == last, images)
                 for i, m in enumerate(messages)
             ],
             thinking_mode=options.thinking,
@@ -146,17 +184,20 @@ def _schema_of(response_format: Mapping[str, Any]) -> Any:
     return described.get("schema") if isinstance(described, Mapping) else None
 
 
-def _message(message: Mapping[str, Any], where: str, is_continued: bool) -> Message:
+def _message(message: Mapping[str, Any], where: str, is_continued: bool, images: ImageParts) -> Message:
     role = message.get("role")
     if role not in ROLES:
         raise PromptError(f"chat: {where}.role is {role!r}, expected one of {', '.join(ROLES)}{_REMEDY}")
-    text = _text(message.get("content"), f"{where}.content")
+    takes_images = role not in ("assistant", "latest_reminder")
+    first = len(images.parts)
+    text = _text(message.get("content"), f"{where}.content", images if takes_images else None)
+    held: dict[str, Any] = {"image_sources": images.sources(first), "image_token": images.mark}
     if role in ("system", "developer"):
-        return SystemMessage(text, tools=_tools(message.get("tools"), f"{where}.tools"))
+        return SystemMessage(text, tools=_tools(message.get("tools"), f"{where}.tools"), **held)
     if role == "user":
-        return UserMessage(text)
+        return UserMessage(text, **held)
     if role == "tool":
-        return ToolMessage(text, _string_or_none(message.get("tool_call_id"), f"{where}.tool_call_id"))
+        return ToolMessage(text, _string_or_none(message.get("tool_call_id"), f"{where}.tool_call_id"), **held)
     if role == "latest_reminder":
         return LatestReminderMessage(text)
     reasoning = message.get("reasoning_content")
@@ -171,22 +212,24 @@ def _message(message: Mapping[str, Any], where: str, is_continued: bool) -> Mess
     )
 
 
-def _text(content: object, where: str) -> str:
-    """A string, or the texts of parts joined by an empty line as the released format has it."""
+def _text(content: object, where: str, images: ImageParts | None = None) -> str:
+    """A string, or the texts of parts joined by an empty line as the released format has it; images become marks."""
     if content is None:
         return ""
     if isinstance(content, str):
         return content
-    return "\n\n".join(_part(part, f"{where}[{i}]") for i, part in enumerate(_list(content, where)))
+    return "\n\n".join(_part(part, f"{where}[{i}]", images) for i, part in enumerate(_list(content, where)))
 
 
-def _part(part: object, where: str) -> str:
+def _part(part: object, where: str, images: ImageParts | None) -> str:
     if isinstance(part, str):
         return part
     kind = part.get("type") if isinstance(part, Mapping) else None
     text = part.get("text") if isinstance(part, Mapping) else None
-    if kind in _IMAGE_PARTS:
-        raise PromptError(f"chat: {where} is an image, expected text; this version of the plugin serves text only")
+    if kind in IMAGE_PARTS:
+        if images is None:
+            raise PromptError(f"chat: {where} is an image, expected text in a message of this role{_REMEDY}")
+        return images.add(cast("Mapping[str, Any]", part), where)
     if kind not in _TEXT_PARTS or not isinstance(text, str):
         raise PromptError(
             f"chat: {where} is of type {kind!r} with the text {_short(text)}, expected the type text and a string"

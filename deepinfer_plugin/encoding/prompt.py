@@ -6,8 +6,8 @@ alone or together with the text beside it. deepseek-recipe's own ``encode`` give
 it is not called because its conversations know the effort as a word only, while vLLM and the model take a number.
 
 One difference is wanted: deepseek-recipe turns grounding tokens (ref, box, point, polygon) that are spelled in earlier
-answers and reasoning back into tokens. Here they stay text, since whoever sends a conversation wrote its history too.
-Without images the model has nothing to point at; serving images has to decide this anew.
+answers and reasoning back into tokens. Here they stay text in a conversation without images, in which the model has
+nothing to point at, since whoever sends a conversation wrote its history too.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 from deepseek_recipe import Conversation, DeepseekV41Encoding, RenderedPrompt, SpecialToken, SpecialTokens
 from tokenizers import Tokenizer
 
-from deepinfer_plugin.encoding.conversation import DEFAULT_EFFORT
+from deepinfer_plugin.encoding.conversation import DEFAULT_EFFORT, ImageParts
 from deepinfer_plugin.errors import CheckpointError, PromptError
 
 IMAGE_TOKEN = "<｜deepseek_image｜>"  # the checkpoint's spelling; deepseek-recipe's default is another one
@@ -79,7 +80,12 @@ class PromptEncoder:
             conversation: what to render.
             effort: 1 to 100, shown to the model in thinking mode.
         """
-        pieces = list(_pieces(self._encoding.render_conversation(conversation)))
+        return self._pieces(self._encoding.render_conversation(conversation), conversation, effort, None)
+
+    def _pieces(
+        self, rendered: RenderedPrompt, conversation: Conversation, effort: int, mark: str | None
+    ) -> list[tuple[str, bool]]:
+        pieces = list(_pieces(rendered, mark, frozenset() if mark is None else self._controls.keys()))
         if conversation.thinking_mode and effort != DEFAULT_EFFORT:
             # the text after <begin of sentence> and <System> opens with the effort, which is its first number
             text = pieces[2][0]
@@ -96,6 +102,26 @@ class PromptEncoder:
         """
         return self.encode_pieces(self.render(conversation, effort))
 
+    def encode_with_images(
+        self, conversation: Conversation, effort: int, images: ImageParts
+    ) -> tuple[list[int], list[int]]:
+        """Token ids of a prompt in which one placeholder stands for each image.
+
+        Args:
+            conversation: made with ``images``.
+            effort: 1 to 100, shown to the model in thinking mode.
+            images: its image parts.
+
+        Returns:
+            The ids, and which part each placeholder stands for: tool results come in the order of their calls.
+
+        Raises:
+            PromptError: the tokenizer lacks a control token that the prompt needs.
+        """
+        rendered = self._encoding.render_conversation(conversation)
+        order = [int(source.path) for source in rendered.image_sources]
+        return self.encode_pieces(self._pieces(rendered, conversation, effort, images.mark if order else None)), order
+
     def encode_pieces(self, pieces: Sequence[tuple[str, bool]]) -> list[int]:
         """Token ids of a prompt in pieces, see ``render``.
 
@@ -108,14 +134,16 @@ class PromptEncoder:
         return ids
 
 
-def _pieces(rendered: RenderedPrompt) -> Iterator[tuple[str, bool]]:
+def _pieces(rendered: RenderedPrompt, mark: str | None, controls: AbstractSet[str]) -> Iterator[tuple[str, bool]]:
+    """Pieces of a prompt; ``mark`` stands for an image. Grounding tokens that are not in ``controls`` are text."""
     prompt, end = rendered.prompt, 0
     for start, stop in rendered.special_ranges:
-        if prompt[start:stop] in GROUNDING_TOKENS:
+        spelled = prompt[start:stop]
+        if spelled in GROUNDING_TOKENS and spelled not in controls:
             continue  # part of the text around it
         if start > end:
             yield prompt[end:start], False
-        yield prompt[start:stop], True
+        yield IMAGE_TOKEN if spelled == mark else spelled, True
         end = stop
     if end < len(prompt):
         yield prompt[end:], False

@@ -10,6 +10,8 @@ tokens in it are meant as such, as in vLLM, and whoever puts text of others into
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vllm.exceptions import VLLMValidationError
@@ -18,15 +20,25 @@ from vllm.renderers.deepseek_v4 import DeepseekV41Renderer
 from vllm.renderers.inputs.preprocess import parse_dec_only_prompt
 from vllm.utils.async_utils import make_async
 
-from deepinfer_plugin.encoding.conversation import RenderOptions, build_conversation
-from deepinfer_plugin.encoding.prompt import PromptEncoder
+from deepinfer_plugin.encoding.conversation import IMAGE_PARTS, ImageParts, RenderOptions, build_conversation
+from deepinfer_plugin.encoding.prompt import IMAGE_TOKEN, PromptEncoder
 from deepinfer_plugin.errors import PromptError
+from deepinfer_plugin.images.fetch import ImageConnector, ImageSource, Picture, source_of
+from deepinfer_plugin.images.processing import MODALITY, ImageInfo
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.renderers.chat_utils import ChatCompletionMessageParam, ConversationMessage
     from vllm.renderers.inputs import DictPrompt
     from vllm.renderers.params import ChatParams
+
+
+@dataclass(frozen=True, slots=True)
+class _Rendered:
+    """A prompt with one placeholder per image, and the images in the order of the placeholders."""
+
+    token_ids: list[int]
+    images: list[ImageSource]
 
 
 class DeepInferRenderer(DeepseekV41Renderer):
@@ -46,9 +58,13 @@ class DeepInferRenderer(DeepseekV41Renderer):
             VLLMValidationError: the request cannot be rendered.
         """
         messages = materialised(messages)
-        prompt = parse_dec_only_prompt(self._encode(messages, params))
-        conversation, _, _ = parse_chat_messages(messages, self.model_config, content_format="openai")
-        return conversation, prompt
+        rendered = self._encode(messages, params)
+        pictures: list[Picture] = []
+        if rendered.images:
+            with _as_bad_request():
+                pictures = self._connector().load(rendered.images)
+        conversation, _, _ = parse_chat_messages(without_images(messages), self.model_config, content_format="openai")
+        return conversation, _prompt(rendered, pictures)
 
     async def render_messages_async(
         self, messages: list[ChatCompletionMessageParam], params: ChatParams
@@ -59,19 +75,45 @@ class DeepInferRenderer(DeepseekV41Renderer):
             VLLMValidationError: the request cannot be rendered.
         """
         messages = materialised(messages)
-        prompt = parse_dec_only_prompt(await self._encode_async(messages, params))
-        conversation, _, _ = await parse_chat_messages_async(messages, self.model_config, content_format="openai")
-        return conversation, prompt
+        rendered = await self._encode_async(messages, params)
+        pictures: list[Picture] = []
+        if rendered.images:
+            with _as_bad_request():
+                pictures = await self._connector().load_async(rendered.images)
+        conversation, _, _ = await parse_chat_messages_async(
+            without_images(messages), self.model_config, content_format="openai"
+        )
+        return conversation, _prompt(rendered, pictures)
 
-    def _encode(self, messages: list[ChatCompletionMessageParam], params: ChatParams) -> list[int]:
+    def _image_info(self) -> ImageInfo | None:
+        """What the model takes; None where the operator allows no image."""
+        if self.mm_processor is None:
+            return None
+        info = self.mm_processor.info
+        assert isinstance(info, ImageInfo)
+        return info
+
+    def _connector(self) -> ImageConnector:
+        info = self._image_info()
+        assert info is not None
+        return ImageConnector(self.model_config, info.vision)
+
+    def _encode(self, messages: list[ChatCompletionMessageParam], params: ChatParams) -> _Rendered:
         kwargs = params.get_apply_chat_template_kwargs()
-        try:
+        with _as_bad_request():
             if self._encoder is None:
                 raise PromptError("chat: skip_tokenizer_init is set, expected a tokenizer; send token ids")
             if params.chat_template is not None:
                 raise PromptError(
                     "chat: chat_template is set, expected none; this model's prompts are rendered by code, leave it out"
                 )
+            if params.media_io_kwargs or params.mm_processor_kwargs:
+                raise PromptError(
+                    "chat: media_io_kwargs or mm_processor_kwargs is set, expected neither: the checkpoint fixes how "
+                    "images are processed; leave it out"
+                )
+            info = self._image_info()
+            images = ImageParts(limit=0 if info is None else info.allowed_mm_limits[MODALITY])
             options = RenderOptions.from_template_kwargs(kwargs)
             conversation = build_conversation(
                 messages,
@@ -79,10 +121,40 @@ class DeepInferRenderer(DeepseekV41Renderer):
                 tools=kwargs.get("tools"),
                 tool_choice=params.tool_choice,
                 response_format=_as_json(params.response_format),
+                images=images,
             )
-            return self._encoder.encode(conversation, options.effort)
-        except PromptError as error:
-            raise VLLMValidationError(str(error)) from error
+            token_ids, order = self._encoder.encode_with_images(conversation, options.effort, images)
+            sources = [source_of(part, where) for where, part in images.parts]
+            return _Rendered(token_ids, [sources[index] for index in order])
+
+
+@contextmanager
+def _as_bad_request() -> Iterator[None]:
+    """Our refusals as the error that vLLM's servers answer with status 400."""
+    try:
+        yield
+    except PromptError as error:
+        raise VLLMValidationError(str(error)) from error
+
+
+def _prompt(rendered: _Rendered, pictures: list[Picture]) -> DictPrompt:
+    prompt = parse_dec_only_prompt(rendered.token_ids)
+    if pictures:
+        prompt["multi_modal_data"] = {MODALITY: pictures}
+    return prompt
+
+
+def without_images(messages: list[Any]) -> list[Any]:
+    """The messages with text in the place of images: vLLM's parser, which makes the echo, would load them."""
+
+    def part(given: Any) -> Any:
+        is_image = isinstance(given, dict) and given.get("type") in IMAGE_PARTS
+        return {"type": "text", "text": IMAGE_TOKEN} if is_image else given
+
+    return [
+        {key: [part(each) for each in value] if isinstance(value, list) else value for key, value in message.items()}
+        for message in messages
+    ]
 
 
 def materialised(messages: list[Any]) -> list[Any]:

@@ -84,5 +84,5 @@ def test_chat_is_encoded_safely_and_raw_prompts_as_vllm_does(checkpoint: Checkpo
     assert all(0.0 < value <= 1.0 for value in sums)
     assert unasked is None
     image, constraint = found["errors"]
-    assert "is an image, expected text" in image
+    assert "content[0]: image: it cannot be loaded (Only base64 data URLs are supported for now.)" in image
     assert "structured output: the regex does not compile" in constraint

@@ -151,7 +151,7 @@ BAD: dict[str, tuple[Body, str]] = {
     "role": ({"messages": [{"role": "root", "content": "x"}]}, r"messages\[0\].role is 'root'"),
     "image": (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]},
-        r"messages\[0\].content\[0\] is an image, expected text",
+        r"messages\[0\].content\[0\] is an image, expected no image in a request",
     ),
     "audio": ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "is of type 'input_audio'"),
     "text of a part": ({"messages": [{"role": "user", "content": [{"type": "text", "text": 3}]}]}, "with the text 3"),

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import sys
 import time
 from collections import defaultdict
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import numpy as np
 
 from deepinfer_plugin import envs
+from deepinfer_plugin.engine_child.drafters import Answers, cut_drafts, inject
 from deepinfer_plugin.engine_child.plan import (
     FACTS_KEY,
     Action,
@@ -26,7 +30,9 @@ from deepinfer_plugin.engine_child.plan import (
     runs_from_json,
 )
 from deepinfer_plugin.platforms.detect import platform_class
+from deepinfer_plugin.reference.pictures import make_picture
 from deepinfer_plugin.replay import counters
+from deepinfer_plugin.speculative.counters import VERIFICATION
 
 if TYPE_CHECKING:
     from vllm import RequestOutput, SamplingParams
@@ -59,6 +65,7 @@ class _Completion:
 class _State:
     """What has arrived of one request."""
 
+    prompt: tuple[int, ...]
     completions: list[_Completion] = field(default_factory=list)
     internal_ids: list[str] = field(default_factory=list)
     prompt_rows: np.ndarray | None = None
@@ -68,14 +75,15 @@ class _State:
 
 
 class _Observer:
-    """Reads what the scheduler decided, step by step, without changing it."""
+    """Reads what the scheduler decided, step by step; changes nothing but the drafts that ``lengths`` cuts."""
 
-    def __init__(self, engine: LLMEngine) -> None:
+    def __init__(self, engine: LLMEngine, lengths: str | None) -> None:
         self.steps: list[dict[str, int]] = []
         self.preemptions: dict[str, int] = defaultdict(int)
         scheduler = engine.engine_core.engine_core.scheduler
         self._cache_manager = scheduler.kv_cache_manager
         self._schedule = scheduler.schedule
+        self._cut = None if lengths is None else cut_drafts(scheduler, lengths)
         scheduler.schedule = self._observed
 
     @property
@@ -84,6 +92,8 @@ class _Observer:
         return float(self._cache_manager.usage)
 
     def _observed(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        if self._cut is not None:
+            self._cut()
         output = self._schedule(*args, **kwargs)
         self.steps.append(dict(output.num_scheduled_tokens))
         for request_id in output.preempted_req_ids or ():
@@ -94,18 +104,23 @@ class _Observer:
 class EngineDriver:
     """One engine and the requests it was given."""
 
-    def __init__(self, run: EngineRun) -> None:
+    def __init__(self, run: EngineRun, answers: Answers) -> None:
         from vllm import EngineArgs
         from vllm.utils.argparse_utils import FlexibleArgumentParser
         from vllm.v1.engine.llm_engine import LLMEngine
 
         flags = [f"--model={run.model}", *DEFAULT_FLAGS, *run.flags]
         parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
-        self._engine = LLMEngine.from_engine_args(EngineArgs.from_cli_args(parser.parse_args(flags)))
+        with _garbage_left_alone():
+            self._engine = LLMEngine.from_engine_args(EngineArgs.from_cli_args(parser.parse_args(flags)))
         self._vocab_size = int(self._engine.model_config.get_vocab_size())
-        self._observer = _Observer(self._engine)
+        self._observer = _Observer(self._engine, run.lengths)
+        self._answers = answers
+        if run.drafter is not None:
+            inject(self._engine, run.drafter, answers)
         self._states: dict[str, _State] = {}
         self._replay_before = counters.snapshot()
+        VERIFICATION.counts = None
 
     def act(self, action: Action) -> None:
         """Carry out one action, then its engine steps."""
@@ -142,6 +157,7 @@ class EngineDriver:
             fault_calls=fault_calls,
             requests={name: self._request_facts(state) for name, state in self._states.items()},
             replay=counters.since(self._replay_before),
+            drafts=VERIFICATION.figures(),
         )
 
     def arrays(self, prefix: str) -> dict[str, np.ndarray]:
@@ -157,16 +173,22 @@ class EngineDriver:
         return found
 
     def close(self) -> None:
-        """Stop the engine so that the next one can be built in this process."""
-        self._engine.engine_core.shutdown()
+        """Keep its answers for drafters and stop it, so that ``collect_engine`` makes room for the next one."""
+        for state in self._states.values():
+            for completion in state.completions:
+                self._answers.add(state.prompt, completion.tokens)
+        with _garbage_left_alone():
+            self._engine.engine_core.shutdown()
 
     def _add(self, request: Request) -> None:
         from vllm.exceptions import VLLMValidationError
 
-        state = self._states[request.name] = _State()
+        state = self._states[request.name] = _State(prompt=request.tokens)
         try:
             params = self._sampling_params(request)
-            prompt = {"prompt_token_ids": list(request.tokens)}
+            prompt: dict[str, Any] = {"prompt_token_ids": list(request.tokens)}
+            if request.images:
+                prompt["multi_modal_data"] = {"image": [make_picture(recipe) for recipe in request.images]}
             internal = self._engine.add_request(request.name, prompt, params, priority=request.priority)
         except (ValueError, VLLMValidationError) as error:
             state.error = str(error)
@@ -238,13 +260,41 @@ class EngineDriver:
         )
 
 
-def run_engine(run: EngineRun) -> tuple[RunFacts, dict[str, np.ndarray]]:
+def load_vllm() -> None:
+    """Import what an engine is made of, without looking for garbage meanwhile: that took a quarter of the time."""
+    gc.disable()
+    from vllm import EngineArgs  # noqa: F401
+    from vllm.v1.engine.llm_engine import LLMEngine  # noqa: F401
+
+    gc.enable()
+    gc.freeze()
+
+
+def collect_engine() -> None:
+    """Free a closed engine, to which nothing points any more but itself; modules that it imported stay for good."""
+    gc.collect()
+    gc.freeze()
+
+
+@contextmanager
+def _garbage_left_alone() -> Iterator[None]:
+    """Keep vLLM from searching a million objects of imported modules, twice as an engine starts and twice as it stops.
+
+    It freezes the engine with all the rest and thaws all the rest with the engine; here the rest stays frozen.
+    """
+    with ExitStack() as stack:
+        for name in ("collect", "freeze", "unfreeze"):
+            stack.enter_context(mock.patch.object(gc, name))
+        yield
+
+
+def run_engine(run: EngineRun, answers: Answers) -> tuple[RunFacts, dict[str, np.ndarray]]:
     """Build the engine, carry out its actions, stop it."""
     envs.set_variable("DEEPINFER_ARITHMETIC", run.arithmetic.value)
     begin_s = time.monotonic()
     with ExitStack() as stack:
         stack.enter_context(envs.variables_set(run.variables))
-        driver = EngineDriver(run)
+        driver = EngineDriver(run, answers)
         stack.callback(driver.close)
         counters = {path: stack.enter_context(_load(path)()) for path in run.faults}
         started_s = time.monotonic()
@@ -258,14 +308,17 @@ def run_engine(run: EngineRun) -> tuple[RunFacts, dict[str, np.ndarray]]:
 def main(plan: Path, out: Path) -> None:
     """Run every engine of the plan and write the results."""
     platform_class()  # before torch, Triton and vLLM are imported
+    load_vllm()
     from safetensors.numpy import save_file
 
     facts: dict[str, Any] = {}
     arrays: dict[str, np.ndarray] = {}
+    answers = Answers()
     for run in runs_from_json(json.loads(plan.read_text(encoding="utf-8"))):
-        run_facts, run_arrays = run_engine(run)
+        run_facts, run_arrays = run_engine(run, answers)
         facts[run.name] = asdict(run_facts)
         arrays.update(run_arrays)
+        collect_engine()
     save_file(arrays, out, metadata={FACTS_KEY: json.dumps(facts)})
 
 

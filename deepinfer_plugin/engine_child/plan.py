@@ -9,6 +9,7 @@ from typing import Any
 from deepinfer_plugin.errors import InputError
 from deepinfer_plugin.settings import Arithmetic
 
+KNOW_ANSWERS = ("right", "partly", "wrong")  # drafters that follow the answers of earlier engines of their process
 FACTS_KEY = "facts"  # of the metadata of the results file: RunFacts by engine, as JSON
 
 
@@ -19,6 +20,7 @@ class Request:
     ``forced`` are its first output tokens, fed one at a time; ``max_tokens`` counts all output tokens and is
     ``len(forced) + 1`` unless it is given, so that every forced token is also read. Logits are reported for every
     output token, and with ``prompt_rows`` for every prompt token but the last (the prefix cache is not read then).
+    ``images`` are recipes of ``reference.pictures``, one for every image placeholder of ``tokens``.
     ``sampling`` holds further fields of vLLM's SamplingParams; greedy without EOS is the default. With
     ``--scheduling-policy=priority`` the request of the largest ``priority`` is preempted first.
     """
@@ -29,6 +31,7 @@ class Request:
     max_tokens: int | None = None
     prompt_rows: bool = False
     priority: int = 0
+    images: tuple[tuple[int, int, int], ...] = ()
     sampling: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -51,7 +54,9 @@ class EngineRun:
 
     ``flags`` are those of ``vllm serve`` and stand after the defaults of ``child.py``. ``faults`` are import paths
     ``module:function`` of context managers without arguments, entered when the engine has started: its own proof of
-    batch invariance at start-up would refuse some of them. ``variables`` are DEEPINFER_* variables for this engine.
+    batch invariance at start-up would refuse some of them. ``variables`` are DEEPINFER_* and VLLM_* variables for this
+    engine. ``drafter`` and ``lengths`` name one of ``drafters.py`` for an engine with drafts; None leaves the engine's
+    own.
     """
 
     name: str
@@ -61,6 +66,8 @@ class EngineRun:
     actions: tuple[Action, ...] = ()
     faults: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
+    drafter: str | None = None
+    lengths: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +100,8 @@ class RunFacts:
     """What happened in an engine. ``steps`` lists per engine step the tokens computed for each request.
 
     ``kv_usage`` is the share of cache blocks still held at the end, 0 unless requests are left. ``fault_calls`` counts
-    per planted fault how often its changed code ran. ``replay`` are the counts of ``replay.counters`` by name.
+    per planted fault how often its changed code ran. ``replay`` are the counts of ``replay.counters`` by name,
+    ``drafts`` those of ``speculative.counters``: verified and accepted by draft position.
     """
 
     steps: tuple[Mapping[str, int], ...] = ()
@@ -104,6 +112,7 @@ class RunFacts:
     fault_calls: Mapping[str, int] = field(default_factory=dict)
     requests: Mapping[str, RequestFacts] = field(default_factory=dict)
     replay: Mapping[str, int] = field(default_factory=dict)
+    drafts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 def runs_to_json(runs: Sequence[EngineRun]) -> list[dict[str, Any]]:
@@ -146,7 +155,8 @@ def facts_from_json(value: Mapping[str, Any]) -> RunFacts:
         )
         for name, facts in value["requests"].items()
     }
-    return RunFacts(**{**value, "steps": tuple(value["steps"]), "requests": requests})
+    drafts = {name: tuple(counts) for name, counts in value["drafts"].items()}
+    return RunFacts(**{**value, "steps": tuple(value["steps"]), "requests": requests, "drafts": drafts})
 
 
 def _run(value: dict[str, Any]) -> EngineRun:
@@ -155,7 +165,14 @@ def _run(value: dict[str, Any]) -> EngineRun:
             **{
                 **action,
                 "add": tuple(
-                    Request(**{**item, "tokens": tuple(item["tokens"]), "forced": tuple(item["forced"])})
+                    Request(
+                        **{
+                            **item,
+                            "tokens": tuple(item["tokens"]),
+                            "forced": tuple(item["forced"]),
+                            "images": tuple(tuple(recipe) for recipe in item["images"]),
+                        }
+                    )
                     for item in action["add"]
                 ),
                 "abort": tuple(action["abort"]),

@@ -5,8 +5,10 @@ from torch import nn
 
 from deepinfer_kernels.attention_output import attention_output
 from deepinfer_kernels.hc_norm import SublayerInput
+from deepinfer_kernels.hc_post import hc_post
 from deepinfer_kernels.kv_store import store_records
 from deepinfer_kernels.latent_projections import latent_projections
+from deepinfer_kernels.linear import grouped_linear, mxfp8_linear
 from deepinfer_kernels.rope import rope
 from deepinfer_kernels.sparse_attention import sparse_attention
 from deepinfer_plugin.cache.layers import CacheLayer
@@ -20,12 +22,20 @@ from deepinfer_plugin.model.step import Step
 
 
 class Attention(nn.Module):
-    """Attention of one layer. ``kv_source`` is the layer whose entries it reads, itself where it is one."""
+    """Attention of one layer. ``kv_source`` is the layer whose entries it reads, itself where it is one.
+
+    Ranks own heads in whole groups, and outputs of wo_b; latents, caches and the selection are the same on every rank.
+    """
 
     def __init__(self, context: BuildContext, layer: int, prefix: str, kv_source: "Attention | None") -> None:
         super().__init__()
         config = context.config
-        heads, head_dim, groups = config.num_attention_heads, config.head_dim, config.o_groups
+        ranks = self.ranks = context.parallel.tensor
+        heads, head_dim, groups = (
+            config.num_attention_heads // ranks.size,
+            config.head_dim,
+            config.o_groups // ranks.size,
+        )
         self.num_heads, self.head_dim, self.num_groups = heads, head_dim, groups
         self.ratio = config.compress_ratios[layer]
         self.records, self.arithmetic, self.side = context.records, context.arithmetic, context.side
@@ -34,11 +44,11 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(config.q_lora_rank, config.rms_norm_eps)
         self.kv_norm = RMSNorm(head_dim, config.rms_norm_eps)
         self.wq_a = QuantizedWeight(config.q_lora_rank, config.hidden_size)
-        self.wq_b = PreparedLinear(heads * head_dim, config.q_lora_rank)
+        self.wq_b = PreparedLinear(heads * head_dim, config.q_lora_rank, num_shards=ranks.size)
         self.wkv = QuantizedWeight(head_dim, config.hidden_size)
         place_in_one(self.wq_a, self.wkv)
         self.wo_a = QuantizedWeight(groups * config.o_lora_rank, heads * head_dim // groups)
-        self.wo_b = QuantizedWeight(config.hidden_size, groups * config.o_lora_rank)
+        self.wo_b = QuantizedWeight(config.hidden_size // ranks.size, config.o_groups * config.o_lora_rank)
         self.window = CacheLayer(
             context.vllm_config,
             f"{prefix}.window",
@@ -133,9 +143,14 @@ class Attention(nn.Module):
 
     def _project(self, out: torch.Tensor, streams: torch.Tensor, mix: Mix) -> torch.Tensor:
         """out: [num_tokens, num_heads, head_dim] -> new streams."""
+        out = out.reshape(out.shape[0], self.num_groups, -1)
+        if not self.ranks.is_alone:
+            y = self._project_shares(out)
+            self.side.join(out)
+            return hc_post(y, streams, mix.post, mix.comb)
         self.side.join(out)
         return attention_output(
-            out.reshape(out.shape[0], self.num_groups, -1),
+            out,
             self.wo_a.tensors,
             self.wo_b.tensors,
             streams,
@@ -143,3 +158,16 @@ class Attention(nn.Module):
             mix.comb,
             quantize=self.arithmetic.quantize,
         )
+
+    def _project_shares(self, out: torch.Tensor) -> torch.Tensor:
+        """out: [num_tokens, num_groups, head_dim * heads of a group] -> [num_tokens, hidden_size], of all ranks."""
+        ranks = self.ranks
+        low = grouped_linear(out, *self.wo_a.tensors, out_dtype=out.dtype, num_shards=ranks.size).flatten(1)
+        y = mxfp8_linear(
+            ranks.gather_columns(low),
+            *self.wo_b.tensors,
+            out_dtype=out.dtype,
+            quantize_input=self.arithmetic.quantize,
+            num_shards=ranks.size,
+        )
+        return ranks.gather_columns(y)

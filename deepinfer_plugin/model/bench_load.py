@@ -23,8 +23,9 @@ import torch
 from torch import nn
 
 from deepinfer_plugin.model.config import ModelConfig
+from deepinfer_plugin.model.parallel import Parallel
 from deepinfer_plugin.model.shards import read_header
-from deepinfer_plugin.model.weights import check_checkpoint, iterate_tensors, load_into, parameter_specs
+from deepinfer_plugin.model.weights import ALONE, check_checkpoint, iterate_tensors, load_into, parameter_specs
 from deepinfer_plugin.reference.synthetic import write_synthetic
 
 READERS = ("plugin", "vllm")
@@ -51,10 +52,10 @@ class LoadFigures:
         return (self.peak_bytes - self.before_bytes - self.parameter_bytes) / self.largest_shard_bytes
 
 
-def make_parameters(config: ModelConfig) -> nn.Module:
-    """A tree of plain modules with exactly the parameters of the text model, not initialised."""
+def make_parameters(config: ModelConfig, parallel: Parallel = ALONE) -> nn.Module:
+    """A tree of plain modules with exactly this rank's parameters of the text model, not initialised."""
     root = nn.Module()
-    for name, (shape, dtype) in parameter_specs(config).items():
+    for name, (shape, dtype) in parameter_specs(config, parallel=parallel).items():
         *path, leaf = name.split(".")
         module = root
         for word in path:

@@ -15,7 +15,10 @@ from deepinfer_plugin.model.step import Step
 
 
 class Block(nn.Module):
-    """A backbone layer. The pre-mix that a sublayer computes collapses the input of the *next* sublayer."""
+    """A backbone layer or a draft block.
+
+    The pre-mix that a sublayer computes collapses the input of the *next* sublayer.
+    """
 
     def __init__(self, context: BuildContext, layer: int, prefix: str, kv_source: Attention | None) -> None:
         super().__init__()
@@ -28,7 +31,7 @@ class Block(nn.Module):
         self.hc_ffn_fn, self.hc_ffn_scale, self.hc_ffn_base = mix_parameters(config)
         self.engram = Engram(context, layer) if layer in config.engram_layer_ids else None
         self.attn = Attention(context, layer, f"{prefix}.attn", kv_source)
-        self.ffn = MoE(context, config.n_routed_experts, config.num_experts_per_tok)
+        self.ffn = MoE(context, *context.expert_counts(layer))
 
     def forward(
         self,
@@ -57,7 +60,8 @@ class Block(nn.Module):
             ffn = compute_mix(streams, self.hc_ffn_fn, self.hc_ffn_scale, self.hc_ffn_base, self.config)
         norm = self.ffn_norm
         given = hc_norm(streams, attn.pre, norm.weight, norm.eps, quantize=self.quantize, for_experts=True)
-        return self.ffn(given, streams, ffn), ffn.pre, selection
+        is_image = None if step is None else step.is_image
+        return self.ffn(given, streams, ffn, is_image), ffn.pre, selection
 
     def write_entries(self, streams: torch.Tensor, pre: torch.Tensor, step: Step) -> None:
         """Store what later layers and requests read of rows that do not pass this KV-source layer themselves.

@@ -14,16 +14,21 @@ from deepinfer_plugin.errors import ConfigError
 from deepinfer_plugin.grammar import admission, trigger
 from deepinfer_plugin.model.config import ModelConfig
 from deepinfer_plugin.model.graphs import graph_mode
+from deepinfer_plugin.model.parallel import check_sizes
 from deepinfer_plugin.model.weights import check_checkpoint, check_tokenizer
 from deepinfer_plugin.replay.settings import ENCODER_VARIABLE, MODE_VARIABLE, ReplaySettings
 from deepinfer_plugin.sampling import front_end
 from deepinfer_plugin.sampling.server_defaults import check_server_defaults
 from deepinfer_plugin.settings import Settings
+from deepinfer_plugin.speculative.front_end import install as allow_parameters_beside_drafts
 from deepinfer_plugin.worker import live_code
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig as EngineModelConfig
     from vllm.config import VllmConfig
+
+DRAFT_METHODS = ("dspark", "ngram")
+"""Who may draft. The answer depends on neither of them: verification is by exact match."""
 
 logger = init_logger(f"vllm.{__name__}")
 
@@ -53,15 +58,18 @@ class DeepseekV41Checks(DeepseekV4ForCausalLMConfig):
     @staticmethod
     def verify_and_update_config(vllm_config: "VllmConfig") -> None:
         check_engine_options(vllm_config)
+        check_parallel_sizes(vllm_config)
         check_replay(vllm_config, Settings.from_envs().replay)
         check_server_defaults(Settings.from_envs(), vllm_config.model_config.get_vocab_size())
         _keep_encoder_windows(vllm_config, Settings.from_envs().replay)
+        check_images(vllm_config)
         if vllm_config.cache_config.swa_bounded_replay:
             vllm_config.cache_config.swa_bounded_replay = False
             logger.info("vLLM's own SWA bounded replay is off; ours follows DEEPINFER_YOCO_PREFILL_TRUNCATION_MODE")
         front_end.install()
         admission.install()
         trigger.install()
+        allow_parameters_beside_drafts()
         require_xgrammar(vllm_config)
         limit_grammar_cache(Settings.from_envs())
         if not vllm_config.parallel_config.worker_extension_cls:  # a user's own, as reinforcement learning needs, stays
@@ -95,6 +103,30 @@ def check_replay(vllm_config: "VllmConfig", replay: ReplaySettings) -> None:
             "replay: %s is bounded: a prefix hit changes the bits of an answer, by the length of the hit",
             ENCODER_VARIABLE,
         )
+
+
+def check_images(vllm_config: "VllmConfig") -> None:
+    """Refuse or correct image options with which a request could reach the images of another one.
+
+    Raises:
+        ConfigError: the option, and what to do.
+    """
+    options = vllm_config.model_config.multimodal_config
+    if options is None or not vllm_config.model_config.supports_multimodal_inputs:
+        return
+    if options.enable_mm_embeds:
+        raise ConfigError(
+            "DeepseekV41ForCausalLM: enable_mm_embeds is True, expected False: rows that a user computed are no image; "
+            "leave --enable-mm-embeds out"
+        )
+    if options.mm_processor_cache_gb:
+        # A request that is refused behind the front end (a prompt that is too long) would leave an image there that the
+        # engine never got: the next request for that image would fail. Bounded replay needs the patches, too.
+        options.mm_processor_cache_gb = 0
+        logger.info("Images are sent to the engine with every request: mm_processor_cache_gb is 0")
+    if not current_platform.is_cuda():
+        options.skip_mm_profiling = True  # it measures the memory of an accelerator
+    envs.refuse_media_redirects()
 
 
 def _keep_encoder_windows(vllm_config: "VllmConfig", replay: ReplaySettings) -> None:
@@ -141,24 +173,46 @@ def limit_grammar_cache(settings: Settings) -> None:
         logger.warning("%s is -1: the memory of compiled grammars has no limit; set a number of bytes", variable.name)
 
 
+def check_parallel_sizes(vllm_config: "VllmConfig") -> None:
+    """Refuse numbers of ranks that do not divide the model.
+
+    Raises:
+        ConfigError: names the size and what it does not divide.
+    """
+    parallel = vllm_config.parallel_config
+    tensor_size = parallel.tensor_parallel_size
+    replicas = parallel.data_parallel_size if parallel.enable_expert_parallel else 1
+    config = ModelConfig.from_hf(vllm_config.model_config.hf_config)
+    replay = Settings.from_envs().replay
+    if replicas > 1 and replay.encoder.kind != "exact":
+        raise ConfigError(
+            f"DeepseekV41ForCausalLM: data_parallel_size is {replicas} with enable_expert_parallel and "
+            f"{ENCODER_VARIABLE} is {str(replay.encoder)!r}, expected exact: replicas do not agree on replayed rows"
+        )
+    has_drafts = vllm_config.speculative_config is not None
+    if has_drafts and replicas > 1:
+        raise ConfigError(
+            f"DeepseekV41ForCausalLM: data_parallel_size is {replicas} with enable_expert_parallel and "
+            "speculative_config set, expected no drafts: replicas do not agree on the rows of a draft pass; leave "
+            "--speculative-config or --enable-expert-parallel out"
+        )
+    check_sizes(config, tensor_size, tensor_size * replicas, has_drafts=has_drafts)
+
+
 def check_engine_options(vllm_config: "VllmConfig") -> None:
     """Refuse what this version cannot serve, naming the option.
 
     Raises:
-        ConfigError: a parallel size above 1, speculative decoding, LoRA, or an odd block size.
+        ConfigError: pipeline or context parallelism, drafts of another kind than the checkpoint's, LoRA, or an odd
+            block size.
     """
     parallel, cache = vllm_config.parallel_config, vllm_config.cache_config
-    for name in (
-        "tensor_parallel_size",
-        "pipeline_parallel_size",
-        "data_parallel_size",
-        "prefill_context_parallel_size",
-        "decode_context_parallel_size",
-    ):
+    for name in ("pipeline_parallel_size", "prefill_context_parallel_size", "decode_context_parallel_size"):
         size = getattr(parallel, name)
         if size != 1:
             raise ConfigError(
-                f"DeepseekV41ForCausalLM: {name} is {size}, expected 1; this version serves the model on one device"
+                f"DeepseekV41ForCausalLM: {name} is {size}, expected 1; this version divides layers by outputs and "
+                "experts only, use --tensor-parallel-size, --enable-expert-parallel or --data-parallel-size"
             )
     for name, reason in (
         ("enable_eplb", "moving experts between devices is not part of the promise yet"),
@@ -166,10 +220,11 @@ def check_engine_options(vllm_config: "VllmConfig") -> None:
     ):
         if getattr(parallel, name):
             raise ConfigError(f"DeepseekV41ForCausalLM: {name} is True, expected False; {reason}, leave the flag out")
-    if vllm_config.speculative_config is not None:
+    speculative = vllm_config.speculative_config
+    if speculative is not None and speculative.method not in DRAFT_METHODS:
         raise ConfigError(
-            f"DeepseekV41ForCausalLM: speculative_config.method is {vllm_config.speculative_config.method!r}, expected "
-            "none; this version has no draft model, leave --speculative-config out"
+            f"DeepseekV41ForCausalLM: speculative_config.method is {speculative.method!r}, expected "
+            f"{' or '.join(DRAFT_METHODS)}; no other drafter is tested with this model"
         )
     if vllm_config.lora_config is not None:
         raise ConfigError("DeepseekV41ForCausalLM: lora_config is set, expected none; leave --enable-lora out")

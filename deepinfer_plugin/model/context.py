@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from deepinfer_plugin.cache.records import KVRecords
 from deepinfer_plugin.model.config import ModelConfig
+from deepinfer_plugin.model.parallel import Parallel
 from deepinfer_plugin.model.side_stream import SideStream
 from deepinfer_plugin.replay.window import ReplayRule
 from deepinfer_plugin.settings import Arithmetic
@@ -15,14 +16,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildContext:
-    """Configuration of the model, of the engine around it, the arithmetic mode, and the rule of bounded replay."""
+    """Configuration of the model and the engine, the arithmetic mode, the rule of bounded replay, and the ranks."""
 
     vllm_config: "VllmConfig"
     config: ModelConfig
     arithmetic: Arithmetic
     records: KVRecords
     rule: ReplayRule
+    parallel: Parallel = field(default_factory=Parallel)
     side: SideStream = field(default_factory=SideStream)
+
+    def expert_counts(self, layer: int) -> tuple[int, int]:
+        """Routed experts of a layer, and how many a token takes; draft blocks follow the layers of the backbone."""
+        config = self.config
+        if layer < config.num_hidden_layers:
+            return config.n_routed_experts, config.num_experts_per_tok
+        return config.dspark_n_routed_experts, config.dspark_num_experts_per_tok
 
     def window_rule(self, layer: int) -> ReplayRule | None:
         """The rule by which the window of a layer is computed again after a prefix hit; None: it is cached."""

@@ -5,10 +5,13 @@ from torch import nn
 
 from deepinfer_kernels.experts_output import experts_output
 from deepinfer_kernels.hc_norm import SublayerInput
+from deepinfer_kernels.hc_post import hc_post
+from deepinfer_kernels.moe_combine import moe_combine
 from deepinfer_kernels.moe_experts import moe_experts
 from deepinfer_kernels.moe_gate import moe_gate
 from deepinfer_kernels.shared_expert import shared_expert
 from deepinfer_plugin.model.context import BuildContext
+from deepinfer_plugin.model.expert_exchange import ExpertExchange
 from deepinfer_plugin.model.hyper_connection import Mix
 from deepinfer_plugin.model.linear import QuantizedWeight, TensorModule, frozen, place_in_one
 
@@ -16,15 +19,15 @@ from deepinfer_plugin.model.linear import QuantizedWeight, TensorModule, frozen,
 class Router(nn.Module):
     """Router weights; ``bias`` selects text tokens' experts, ``bias_vl`` those of image tokens."""
 
-    def __init__(self, num_experts: int, hidden_size: int) -> None:
+    def __init__(self, num_experts: int, hidden_size: int, *, has_images: bool) -> None:
         super().__init__()
         self.weight = frozen(num_experts, hidden_size, dtype=torch.bfloat16)
         self.bias = frozen(num_experts, dtype=torch.float32)
-        self.bias_vl = frozen(num_experts, dtype=torch.float32)
+        self.bias_vl = frozen(num_experts, dtype=torch.float32) if has_images else None
 
 
 class RoutedExperts(nn.Module):
-    """All experts of a layer, packed MXFP4: w13 holds the rows of w1, then those of w3."""
+    """The experts of a layer that are on this rank, packed MXFP4: w13 holds the rows of w1, then those of w3."""
 
     def __init__(self, num_experts: int, intermediate_size: int, hidden_size: int) -> None:
         super().__init__()
@@ -35,14 +38,14 @@ class RoutedExperts(nn.Module):
 
 
 class SharedExpert(nn.Module):
-    """Weights of the expert every token passes, MXFP8."""
+    """Weights of the expert every token passes, MXFP8; ranks own outputs of its second product."""
 
     def __init__(self, context: BuildContext) -> None:
         super().__init__()
         inner, hidden_size = context.config.moe_intermediate_size, context.config.hidden_size
         self.w1 = QuantizedWeight(inner, hidden_size)
         self.w3 = QuantizedWeight(inner, hidden_size)
-        self.w2 = QuantizedWeight(hidden_size, inner)
+        self.w2 = QuantizedWeight(hidden_size // context.parallel.tensor.size, inner)
         place_in_one(self.w1, self.w3)
 
 
@@ -56,26 +59,56 @@ class MoE(TensorModule):
         self.scaling = config.routed_scaling_factor
         self.limit = config.swiglu_limit
         self.quantize, self.side = context.arithmetic.quantize, context.side
-        self.gate = Router(num_experts, config.hidden_size)
-        self.experts = RoutedExperts(num_experts, config.moe_intermediate_size, config.hidden_size)
+        self.ranks, self.num_shares = context.parallel.tensor, context.parallel.experts.size
+        self.exchange = ExpertExchange(context.parallel, num_experts)
+        self.gate = Router(num_experts, config.hidden_size, has_images=config.vision_config is not None)
+        num_here = len(self.exchange.experts)
+        self.experts = RoutedExperts(num_here, config.moe_intermediate_size, config.hidden_size)
         self.shared_experts = SharedExpert(context)
 
-    def forward(self, given: SublayerInput, streams: torch.Tensor, mix: Mix) -> torch.Tensor:
+    def forward(
+        self, given: SublayerInput, streams: torch.Tensor, mix: Mix, is_image: torch.Tensor | None
+    ) -> torch.Tensor:
         """Send the rows through the experts and add the result to the streams.
 
         Args:
             given: one row per token, ffn-normed, with rows for the experts.
             streams: [num_tokens, hc_mult, hidden_size], in front of this sublayer.
             mix: how the result joins them.
+            is_image: [num_tokens] bool, rows whose experts ``bias_vl`` selects; None: no row.
 
         Returns:
             The streams behind this sublayer.
         """
-        x, gate, experts = given.x, self.gate, self.experts
+        x, gate = given.x, self.gate
         with self.side.fork(x):
             shared = self._shared(given)
-        topk_idx, topk_weights = moe_gate(x, gate.weight, gate.bias, top_k=self.top_k, scaling=self.scaling)
-        routed = moe_experts(
+        topk_idx, topk_weights = moe_gate(
+            x,
+            gate.weight,
+            gate.bias,
+            top_k=self.top_k,
+            scaling=self.scaling,
+            bias_image=None if is_image is None else gate.bias_vl,
+            is_image=is_image,
+        )
+        if self.num_shares == 1:
+            routed = self._routed(x, topk_idx, topk_weights, given.expert_rows)
+            self.side.join(x)
+            return experts_output(routed, shared, streams, mix.post, mix.comb)
+        sent = self.exchange.send(x, topk_idx, topk_weights)
+        rows = None if self.exchange.has_replicas else given.expert_rows
+        routed = self.exchange.fetch(self._routed(sent.x, sent.topk_idx, sent.topk_weights, rows), topk_idx)
+        self.side.join(x)
+        y = self.ranks.gather_columns(moe_combine(routed, shared))
+        return hc_post(y, streams, mix.post, mix.comb)
+
+    def _routed(
+        self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, rows: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Results of the experts of this rank, [num_rows, top_k, hidden_size]."""
+        experts = self.experts
+        return moe_experts(
             x,
             topk_idx,
             topk_weights,
@@ -85,10 +118,9 @@ class MoE(TensorModule):
             experts.w2_scale,
             limit=self.limit,
             quantize_input=self.quantize,
-            rows=given.expert_rows,
+            rows=rows,
+            num_shares=self.num_shares,
         )
-        self.side.join(x)
-        return experts_output(routed, shared, streams, mix.post, mix.comb)
 
     def _shared(self, given: SublayerInput) -> torch.Tensor:
         weights = self.shared_experts
@@ -100,4 +132,5 @@ class MoE(TensorModule):
             limit=self.limit,
             out_dtype=given.x.dtype,
             quantize=self.quantize,
+            num_shards=self.ranks.size,
         )

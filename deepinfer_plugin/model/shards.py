@@ -210,20 +210,22 @@ def _bad_header(shard: Path, problem: str) -> CheckpointError:
     )
 
 
-def read_tensor(file: RawIOBase, name: str, stored: StoredTensor) -> torch.Tensor:
-    """Read one tensor into a new buffer, in the dtype on disk.
+def read_rows(file: RawIOBase, name: str, stored: StoredTensor, rows: range) -> torch.Tensor:
+    """Read consecutive rows of one tensor into a new buffer, in the dtype on disk; nothing else is read.
 
     Args:
         file: the shard of ``stored``, opened without buffering.
         name: for the message.
         stored: a tensor whose dtype is one of ``DTYPES``.
+        rows: along its first axis, ascending by one.
 
     Raises:
         CheckpointError: the file ends before the tensor does.
     """
-    buffer = torch.empty(stored.num_bytes, dtype=torch.uint8)
+    row_bytes = stored.num_bytes // stored.shape[0]
+    buffer = torch.empty(len(rows) * row_bytes, dtype=torch.uint8)
     room = memoryview(buffer.numpy())
-    file.seek(stored.offset)
+    file.seek(stored.offset + rows.start * row_bytes)
     while room:
         count = file.readinto(room)
         if not count:
@@ -232,4 +234,4 @@ def read_tensor(file: RawIOBase, name: str, stored: StoredTensor) -> torch.Tenso
                 "file that was checked; leave a checkpoint alone while it is being loaded"
             )
         room = room[count:]
-    return buffer.view(DTYPES[stored.dtype]).reshape(stored.shape)
+    return buffer.view(DTYPES[stored.dtype]).reshape(len(rows), *stored.shape[1:])

@@ -1,7 +1,7 @@
 """What the layers of one step share: rows, positions, rotations, window slots."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import torch
 
@@ -20,6 +20,7 @@ class Step:
         req_idx: [num_rows] int32, row of the request in the batch; -1 for a row that only pads the batch.
         attn_metadata: of the engine step, by cache.
         max_seq_len: upper bound of the context lengths, known on the host.
+        is_image: [num_rows] bool, rows inside an image span; None: no row can be one.
         writes_entries: whether the rows store compressed KV and index keys; if not, they are stored already.
     """
 
@@ -35,6 +36,7 @@ class Step:
         source_rows: torch.Tensor | None = None,
         has_replayed_rows: bool = False,
         writes_entries: bool = True,
+        is_image: torch.Tensor | None = None,
     ) -> None:
         """Rows of an engine step.
 
@@ -48,12 +50,14 @@ class Step:
             source_rows: [num_rows] int64, row of the engine step, -1 for a replayed row; None: all its rows in order.
             has_replayed_rows: whether any source row is -1.
             writes_entries: see above.
+            is_image: see above.
         """
         self.positions = positions
         self.req_idx = req_idx
         self.attn_metadata = attn_metadata
         self.max_seq_len = next(iter(attn_metadata.values())).max_seq_len
         self.writes_entries = writes_entries
+        self.is_image = is_image
         self._tables = tables
         self._sliding_window = sliding_window
         self._floors = torch.zeros_like(positions) if floors is None else floors
@@ -69,13 +73,15 @@ class Step:
         attn_metadata: Mapping[str, "CacheMetadata"],
         tables: RotaryTables,
         sliding_window: int,
-    ) -> "Step":
-        """All rows of an engine step, without floors; positions: [num_tokens] int64."""
+        is_image: torch.Tensor | None = None,
+    ) -> Self:
+        """All rows of an engine step, without floors; positions: [num_tokens] int64, is_image: [num_tokens] bool."""
         first = next(iter(attn_metadata.values()))
         rows = torch.arange(positions.shape[0], dtype=torch.int32, device=positions.device)
         ends = first.query_start_loc[1:]
         req_idx = torch.searchsorted(ends, rows, right=True, out_int32=True)
-        return cls(positions, torch.where(rows < ends[-1], req_idx, -1), attn_metadata, tables, sliding_window)
+        req_idx = torch.where(rows < ends[-1], req_idx, -1)
+        return cls(positions, req_idx, attn_metadata, tables, sliding_window, is_image=is_image)
 
     def with_floors(self, request_floors: torch.Tensor) -> "Step":
         """The same rows, each with the window floor of its request; request_floors: [max_num_reqs] int64."""
@@ -86,6 +92,7 @@ class Step:
             self._tables,
             self._sliding_window,
             floors=request_floors[self.req_idx.clamp_min(0).long()],
+            is_image=self.is_image,
         )
         step._rotations = self._rotations
         return step
@@ -101,10 +108,16 @@ class Step:
             floors=self._floors[rows],
             source_rows=rows,
             writes_entries=False,
+            is_image=None if self.is_image is None else self.is_image[rows],
         )
 
     def replaying(
-        self, positions: torch.Tensor, req_idx: torch.Tensor, floors: torch.Tensor, source_rows: torch.Tensor
+        self,
+        positions: torch.Tensor,
+        req_idx: torch.Tensor,
+        floors: torch.Tensor,
+        source_rows: torch.Tensor,
+        is_image: torch.Tensor | None,
     ) -> "Step":
         """Rows of this engine step beside replayed ones, whose source row is -1; arguments as in ``__init__``."""
         return Step(
@@ -116,6 +129,7 @@ class Step:
             floors=floors,
             source_rows=source_rows,
             has_replayed_rows=True,
+            is_image=is_image,
         )
 
     def rotation(self, ratio: int) -> Rotation:

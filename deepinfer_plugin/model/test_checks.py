@@ -11,9 +11,7 @@ from deepinfer_plugin import envs
 from deepinfer_plugin.errors import ConfigError
 
 PARALLEL: dict[str, Any] = {
-    "tensor_parallel_size": 1,
     "pipeline_parallel_size": 1,
-    "data_parallel_size": 1,
     "prefill_context_parallel_size": 1,
     "decode_context_parallel_size": 1,
     "enable_eplb": False,
@@ -46,8 +44,7 @@ def test_the_default_options_are_served() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in PARALLEL if name.endswith("_size")])
-def test_a_second_device_and_its_collectives_are_refused(name: str) -> None:
-    """Context parallelism among them; no collective of vLLM has a proof."""
+def test_pipeline_and_context_parallelism_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} is 2, expected 1"):
         check({name: 2})
 
@@ -58,9 +55,10 @@ def test_moved_experts_and_micro_batches_are_refused(name: str) -> None:
         check({name: True})
 
 
-def test_drafts_that_the_stock_rejection_sampler_would_judge_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"speculative_config.method is 'ngram', expected none"):
-        check(speculative_config=SimpleNamespace(method="ngram"))
+def test_a_drafter_that_is_not_tested_with_the_model_is_refused() -> None:
+    check(speculative_config=SimpleNamespace(method="ngram"))
+    with pytest.raises(ConfigError, match=r"speculative_config.method is 'eagle', expected dspark or ngram"):
+        check(speculative_config=SimpleNamespace(method="eagle"))
 
 
 def test_a_sampler_of_somebody_else_is_refused() -> None:

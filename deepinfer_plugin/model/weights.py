@@ -16,29 +16,32 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from deepinfer_kernels.engram_hash import engram_layout
 from deepinfer_plugin.errors import CheckpointError, ConfigError
 from deepinfer_plugin.model.config import ModelConfig
+from deepinfer_plugin.model.parallel import Parallel
 from deepinfer_plugin.model.shards import (
     DTYPE_NAMES,
     INDEX_FILE,
     NAME_PREFIX,
     SINGLE_FILE,
     StoredTensor,
-    read_tensor,
+    read_rows,
     stored_tensors,
 )
+from deepinfer_plugin.model.shares import Shares, hash_layout
 from deepinfer_plugin.model.tensors import Group, TensorSpec, expected_tensors
 
 TOKENIZER_FILE = "tokenizer.json"
 ALL_GROUPS: tuple[Group, ...] = ("text", "draft", "vision")
+TEXT_ONLY: tuple[Group, ...] = ("text",)
+ALONE = Parallel()
 _EXPERT = re.compile(r"(?P<experts>.+\.experts)\.(?P<expert>\d+)\.(?P<matrix>w[123])\.(?P<part>weight|scale)")
 _RAW_BYTES = (torch.float8_e8m0fnu, torch.int8)  # on disk; parameters hold the bytes as uint8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """Where a checkpoint tensor goes: a whole parameter, or rows of one expert in a stacked one."""
+    """Where a tensor, or this rank's rows of it, goes: a whole parameter, or rows of one expert in a stacked one."""
 
     parameter: str
     expert: int | None = None
@@ -67,15 +70,7 @@ def check_engram_tables(config: ModelConfig) -> None:
     Raises:
         ConfigError: a number of ``engram_num_embeddings`` is another one.
     """
-    if not config.engram_layer_ids:
-        return
-    layout = engram_layout(
-        config.engram_layer_ids,
-        config.engram_n_heads,
-        config.engram_max_ngram_size,
-        config.engram_vocab_size,
-        config.engram_compressed_vocab_size,
-    )
+    layout = hash_layout(config)
     expected = [layout[layer].num_rows for layer in config.engram_layer_ids]
     if expected != list(config.engram_num_embeddings):
         raise ConfigError(
@@ -116,29 +111,36 @@ def check_tokenizer(model_dir: str | Path, config: ModelConfig) -> None:
 
 
 def iterate_tensors(
-    model_dir: str | Path, config: ModelConfig, groups: Collection[Group] = ALL_GROUPS
+    model_dir: str | Path,
+    config: ModelConfig,
+    groups: Collection[Group] = ALL_GROUPS,
+    parallel: Parallel = ALONE,
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Read the checkpoint shard by shard, one tensor in memory at a time.
+    """Read this rank's rows of the checkpoint shard by shard, one tensor in memory at a time.
 
-    Nothing is kept: host memory holds one tensor beyond what the caller holds.
+    Nothing is kept: host memory holds one tensor beyond what the caller holds. Rows of other ranks are not read.
 
     Args:
         model_dir: the checkpoint folder.
         config: its config.json.
         groups: parts of the model to read; the others are not read from disk.
+        parallel: whose rows to read.
 
     Yields:
-        (name without ``model.``, tensor on CPU in the dtype on disk), in the order of the data in each shard.
+        (name without ``model.``, rows on CPU in the dtype on disk), in the order of the data in each shard.
 
     Raises:
         CheckpointError: as ``check_checkpoint``, before the first tensor; or a file changed while it was read.
     """
     specs, stored = _matched_tensors(Path(model_dir), config)
+    shares = Shares(config, parallel)
     wanted = [(name, tensor) for name, tensor in stored.items() if specs[name].group in groups]
     for shard, tensors in groupby(wanted, key=lambda item: item[1].file):
         with shard.open("rb", buffering=0) as file:
             for name, tensor in tensors:
-                yield name, read_tensor(file, name, tensor)
+                rows = shares.rows(name, specs[name])
+                if rows is not None:
+                    yield name, read_rows(file, name, tensor, rows)
 
 
 def _matched_tensors(model_dir: Path, config: ModelConfig) -> tuple[dict[str, TensorSpec], dict[str, StoredTensor]]:
@@ -167,16 +169,22 @@ def _matched_tensors(model_dir: Path, config: ModelConfig) -> tuple[dict[str, Te
     return specs, stored
 
 
-def parameter_specs(config: ModelConfig) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    """Shape and dtype of every parameter of the text model, by name; scales and packed weights are uint8."""
+def parameter_specs(
+    config: ModelConfig, groups: Collection[Group] = TEXT_ONLY, parallel: Parallel = ALONE
+) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Shape and dtype of this rank's parameters of these parts, by name; scales and packed weights are uint8."""
     rows: dict[str, int] = {}
     experts: dict[str, int] = {}
     result: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
-    for name, spec in _text_specs(config).items():
-        place = _place(name, spec)
+    shares = Shares(config, parallel)
+    for name, spec in _specs_of(config, groups).items():
+        own_rows = shares.rows(name, spec)
+        if own_rows is None:
+            continue
+        place = _place(name, spec, shares)
         dtype = torch.uint8 if spec.dtype in _RAW_BYTES else spec.dtype
         if place.expert is None:
-            result[place.parameter] = (spec.shape, dtype)
+            result[place.parameter] = ((len(own_rows), *spec.shape[1:]), dtype)
             continue
         rows[place.parameter] = max(rows.get(place.parameter, 0), place.first_row + spec.shape[0])
         experts[place.parameter] = max(experts.get(place.parameter, 0), place.expert + 1)
@@ -185,17 +193,26 @@ def parameter_specs(config: ModelConfig) -> dict[str, tuple[tuple[int, ...], tor
 
 
 @torch.no_grad()
-def load_into(model: nn.Module, tensors: Iterable[tuple[str, torch.Tensor]], config: ModelConfig) -> set[str]:
-    """Fill every parameter of the text model; every tensor is consumed exactly once.
+def load_into(
+    model: nn.Module,
+    tensors: Iterable[tuple[str, torch.Tensor]],
+    config: ModelConfig,
+    groups: Collection[Group] = TEXT_ONLY,
+    parallel: Parallel = ALONE,
+) -> set[str]:
+    """Fill every parameter of the model; every tensor is consumed exactly once.
 
-    Tensors of the draft blocks and of the vision tower are checked and passed over. Names may carry the prefix
-    ``model.``. The model is compared with ``config`` before the first tensor is taken; after an error further on, its
-    parameters are partly filled and it must be dropped.
+    Tensors of other parts than ``groups`` are checked and passed over. Names may carry the prefix ``model.``. The model
+    is compared with ``config`` before the first tensor is taken; after an error further on, its parameters are partly
+    filled and it must be dropped.
 
     Args:
-        model: has exactly the parameters of ``parameter_specs(config)``, on any device.
-        tensors: (name, tensor in the dtype on disk), in any order; each is released before the next is taken.
+        model: has exactly the parameters of ``parameter_specs(config, groups, parallel)``, on any device.
+        tensors: (name, tensor in the dtype on disk), in any order; each is released before the next is taken. A tensor
+            is whole, or this rank's rows of it; one that another rank holds is passed over.
         config: the model's config.json.
+        groups: parts that the model holds.
+        parallel: the ranks; ``model`` is what one of them holds.
 
     Returns:
         The names of the parameters that were filled: all.
@@ -205,47 +222,58 @@ def load_into(model: nn.Module, tensors: Iterable[tuple[str, torch.Tensor]], con
             other parameters.
     """
     specs = expected_tensors(config)
+    shares = Shares(config, parallel)
     parameters = dict(model.named_parameters())
-    _check_parameters(parameters, config)
+    _check_parameters(parameters, parameter_specs(config, groups, parallel))
     seen: set[str] = set()
     for given_name, tensor in tensors:
         name = given_name.removeprefix(NAME_PREFIX)
-        _check_given(name, tensor, specs, seen)
+        rows = _own_rows(name, specs, shares)
+        _check_given(name, tensor, specs, rows, seen)
         seen.add(name)
-        if specs[name].group == "text":
-            place = _place(name, specs[name])
+        if specs[name].group in groups and rows is not None:
+            place = _place(name, specs[name], shares)
+            if len(tensor) != len(rows):
+                tensor = tensor[rows.start : rows.stop]
             target = parameters[place.parameter].data
             if place.expert is not None:
                 target = target[place.expert, place.first_row : place.first_row + tensor.shape[0]]
             target.copy_(tensor.view(torch.uint8) if tensor.dtype in _RAW_BYTES else tensor)
         del tensor  # or it would stay alive while the next one is read
-    missing = sorted(_text_specs(config).keys() - seen)
+    own = {name for name, spec in _specs_of(config, groups).items() if shares.rows(name, spec) is not None}
+    missing = sorted(own - seen)
     if missing:
         raise CheckpointError(
-            f"load_into: tensor {missing[0]}{_others(missing)} is missing, expected every tensor of the text model; "
+            f"load_into: tensor {missing[0]}{_others(missing)} is missing, expected every tensor of the model; "
             "load the whole checkpoint"
         )
     return set(parameters)
 
 
-def _text_specs(config: ModelConfig) -> dict[str, TensorSpec]:
-    return {name: spec for name, spec in expected_tensors(config).items() if spec.group == "text"}
+def _specs_of(config: ModelConfig, groups: Collection[Group]) -> dict[str, TensorSpec]:
+    return {name: spec for name, spec in expected_tensors(config).items() if spec.group in groups}
 
 
-def _place(name: str, spec: TensorSpec) -> _Place:
+def _own_rows(name: str, specs: dict[str, TensorSpec], shares: Shares) -> range | None:
+    """Rows of a tensor that are here; None also for a name that ``_check_given`` refuses."""
+    return shares.rows(name, specs[name]) if name in specs else None
+
+
+def _place(name: str, spec: TensorSpec, shares: Shares) -> _Place:
     match = _EXPERT.fullmatch(name)
     if match is None:
         return _Place(parameter=name)
     stack = "w2" if match["matrix"] == "w2" else "w13"
     return _Place(
         parameter=f"{match['experts']}.{stack}{'_scale' if match['part'] == 'scale' else ''}",
-        expert=int(match["expert"]),
+        expert=int(match["expert"]) - shares.experts(name).start,
         first_row=spec.shape[0] if match["matrix"] == "w3" else 0,
     )
 
 
-def _check_parameters(parameters: dict[str, nn.Parameter], config: ModelConfig) -> None:
-    specs = parameter_specs(config)
+def _check_parameters(
+    parameters: dict[str, nn.Parameter], specs: dict[str, tuple[tuple[int, ...], torch.dtype]]
+) -> None:
     for name in sorted(specs.keys() | parameters.keys()):
         if name not in specs:
             raise CheckpointError(
@@ -262,7 +290,9 @@ def _check_parameters(parameters: dict[str, nn.Parameter], config: ModelConfig) 
             )
 
 
-def _check_given(name: str, tensor: torch.Tensor, specs: dict[str, TensorSpec], seen: set[str]) -> None:
+def _check_given(
+    name: str, tensor: torch.Tensor, specs: dict[str, TensorSpec], rows: range | None, seen: set[str]
+) -> None:
     spec = specs.get(name)
     if spec is None:
         raise CheckpointError(
@@ -273,7 +303,8 @@ def _check_given(name: str, tensor: torch.Tensor, specs: dict[str, TensorSpec], 
         raise CheckpointError(
             f"load_into: tensor {name} is given twice, expected once; remove the file that repeats it"
         )
-    if tuple(tensor.shape) != spec.shape or tensor.dtype != spec.dtype:
+    is_share = rows is not None and tuple(tensor.shape) == (len(rows), *spec.shape[1:])
+    if (tuple(tensor.shape) != spec.shape and not is_share) or tensor.dtype != spec.dtype:
         raise CheckpointError(
             f"load_into: tensor {name} is {tensor.dtype} {list(tensor.shape)}, expected {spec.dtype} "
             f"{list(spec.shape)}; use config.json and shards of one checkpoint"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from deepinfer_plugin.errors import InputError
+from deepinfer_plugin.line_input import json_object, read_lines
 
 PROMPT_FIELDS = ("prompt", "messages")
 CHAT_FIELDS = ("tools", "chat_template_kwargs")
@@ -40,51 +39,16 @@ def read_prompts(path: Path, *, is_chat: bool) -> list[Prompt]:
     Raises:
         InputError: the file cannot be read, or a line breaks a rule; the text starts with file:line.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: the input cannot be read ({error}); expected UTF-8 text") from None
-    prompts: list[Prompt] = []
-    seen: dict[str, int] = {}
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            value = _object(line) if path.suffix == ".jsonl" else {"prompt": line.removesuffix("\r")}
-            prompt = _prompt(value, f"line-{number}", is_chat=is_chat)
-        except ValueError as error:
-            raise InputError(f"{path}:{number}: {error}") from None
-        if prompt.name in seen:
-            raise InputError(
-                f"{path}:{number}: id {prompt.name!r} is also on line {seen[prompt.name]}, expected unique ids"
-            )
-        seen[prompt.name] = number
-        prompts.append(prompt)
-    if not prompts:
-        raise InputError(f"{path}: the input holds no prompt, expected one a line")
-    return prompts
 
+    def parse(line: str, number: int) -> Prompt:
+        is_object = path.suffix == ".jsonl"
+        value = json_object(line, FIELDS, "prompt or messages") if is_object else {"prompt": line.removesuffix("\r")}
+        return _prompt(value, f"line-{number}", is_chat=is_chat)
 
-def _object(line: str) -> dict[str, Any]:
-    try:
-        value = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"the line is not JSON ({error})") from None
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise ValueError(
-            "the line holds half of a surrogate pair (\\ud800 to \\udfff), expected whole characters"
-        ) from None
-    if not isinstance(value, dict):
-        raise ValueError(f"the line is a JSON {type(value).__name__}, expected an object with prompt or messages")
-    return value
+    return read_lines(path, parse, "prompt")
 
 
 def _prompt(value: dict[str, Any], default_name: str, *, is_chat: bool) -> Prompt:
-    unknown = sorted(set(value) - set(FIELDS))
-    if unknown:
-        raise ValueError(f"field {unknown[0]!r} is unknown, expected {', '.join(FIELDS)}")
     name = value.get("id", default_name)
     if not isinstance(name, str) or not name:
         raise ValueError(f"id is {name!r}, expected a non-empty string")

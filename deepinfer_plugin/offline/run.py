@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deepinfer_plugin.answer_provenance import of_answer
-from deepinfer_plugin.errors import EngineError
+from deepinfer_plugin.engine_errors import one_line, vllm_may_fail
 from deepinfer_plugin.offline.inputs import Prompt
 
 if TYPE_CHECKING:
@@ -45,10 +45,8 @@ def build_engine(plan: Plan) -> LLM:
     ]
     parser = EngineArgs.add_cli_args(FlexibleArgumentParser(prog="offline … --"))
     arguments = EngineArgs.from_cli_args(parser.parse_args(flags))
-    try:
+    with vllm_may_fail("offline", "did not start"):
         return LLM.from_engine_args(arguments)
-    except Exception as error:
-        raise EngineError(f"offline: vLLM did not start ({one_line(error)}); its log above says more") from error
 
 
 def answer(llm: LLM, plan: Plan, prompts: Sequence[Prompt]) -> Iterator[tuple[Prompt, dict[str, Any]]]:
@@ -71,10 +69,8 @@ def answer(llm: LLM, plan: Plan, prompts: Sequence[Prompt]) -> Iterator[tuple[Pr
                 running[_add(llm, plan, prompt)] = prompt
             except (ValueError, VLLMClientError) as error:
                 yield prompt, {"id": prompt.name, "error": one_line(error)}
-        try:
+        with vllm_may_fail("offline", "stopped"):
             outputs = llm.llm_engine.step() if running else []
-        except Exception as error:
-            raise EngineError(f"offline: vLLM stopped ({one_line(error)}); its log above says more") from error
         for output in outputs:
             if output.finished:
                 prompt = running.pop(output.request_id)
@@ -115,9 +111,3 @@ def _object(plan: Plan, prompt: Prompt, output: RequestOutput) -> dict[str, Any]
     if plan.with_provenance:
         found["provenance"] = of_answer(seed)
     return found
-
-
-def one_line(error: Exception) -> str:
-    """Class and first line of an error."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -30,7 +30,7 @@ class AnswerStore(PartialResults):
 
     @property
     def _manifest_path(self) -> Path:
-        return self._out.with_name(self._out.name + ".manifest.json")
+        return self.out.with_name(self.out.name + ".manifest.json")
 
     def _blocks(self, names: Sequence[str]) -> Iterator[bytes]:
         return (self._part(name).read_bytes() for name in names)

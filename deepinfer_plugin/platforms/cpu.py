@@ -6,7 +6,7 @@ from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from deepinfer_plugin import nesting_middleware, provenance_endpoint, witness
-from deepinfer_plugin.platforms.served import serves_our_model
+from deepinfer_plugin.platforms.served import serves_our_model, use_our_worker
 from deepinfer_plugin.sampling import seed_middleware
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class DeepInferCpuPlatform(CpuPlatform):
             ) = kept
         parallel = vllm_config.parallel_config
         if parallel.worker_cls == "vllm.v1.worker.cpu_worker.CPUWorker":
-            parallel.worker_cls = WORKER_CLASS
+            use_our_worker(vllm_config, WORKER_CLASS)
         if executor == "uni":  # vLLM puts a process of its own around one worker to bind threads; we use one thread
             parallel.distributed_executor_backend = "uni"
         vllm_config.compilation_config.custom_ops = ["none"]

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from vllm.platforms.cuda import CudaPlatform
 
 from deepinfer_plugin import nesting_middleware, provenance_endpoint, witness
-from deepinfer_plugin.platforms.served import serves_our_model
+from deepinfer_plugin.platforms.served import serves_our_model, use_our_worker
 from deepinfer_plugin.sampling import seed_middleware
 
 if TYPE_CHECKING:
@@ -34,4 +34,6 @@ class DeepInferCudaPlatform(CudaPlatform):
         super().check_and_update_config(vllm_config)
         parallel = vllm_config.parallel_config
         if serves_our_model(vllm_config) and parallel.worker_cls == STOCK_WORKER_CLASS:
-            parallel.worker_cls = WORKER_CLASS
+            use_our_worker(vllm_config, WORKER_CLASS)
+        if serves_our_model(vllm_config):
+            parallel.disable_custom_all_reduce = True  # no sum of our model crosses ranks

@@ -27,12 +27,14 @@ class RequestCache:
 
     tokens: torch.Tensor  # [capacity] int64, ids fed so far, then -1
     length: int  # tokens fed so far
+    is_image: torch.Tensor  # [capacity] bool, positions inside an image span
     block_table: torch.Tensor  # [1, 1] int32, the one page
     state_block: torch.Tensor  # [1] int32, the one block of pair_state
     window: dict[int, torch.Tensor] = field(default_factory=dict)  # layer -> uint8 [1, capacity, record_bytes]
     compressed: dict[int, torch.Tensor] = field(default_factory=dict)  # KV source -> uint8 [1, entries, record_bytes]
     index_keys: dict[int, torch.Tensor] = field(default_factory=dict)  # KV source -> uint8 [1, entries, record_bytes]
     pair_state: dict[int, torch.Tensor] = field(default_factory=dict)  # ratio-2 source -> fp32 [1, PAIR_RING, 2 D]
+    image_rows: torch.Tensor | None = None  # [capacity, hidden_size], rows of the spans; other rows mean nothing
     decoder_floor: int = 0  # first window key that the decoder layers may read: bounded replay under ``mask``
 
     @property
@@ -62,6 +64,18 @@ class RequestCache:
         self.length = end
         return positions
 
+    def place_image(self, start: int, rows: torch.Tensor) -> None:
+        """Put an image at positions from ``start`` on, before its tokens are fed.
+
+        Args:
+            start: first position of the span.
+            rows: [length, hidden_size] its rows at the entry of the model, in the activation dtype.
+        """
+        if self.image_rows is None:
+            self.image_rows = rows.new_zeros(self.capacity, rows.shape[1])
+        self.is_image[start : start + len(rows)] = True
+        self.image_rows[start : start + len(rows)] = rows
+
     def rewind(self, length: int) -> None:
         """Take back the last tokens, so that they are fed again; what they stored stays until it is overwritten."""
         assert 0 <= length <= self.length, (length, self.length)
@@ -88,6 +102,7 @@ def new_request_cache(config: ModelConfig, arithmetic: Arithmetic, capacity: int
     cache = RequestCache(
         tokens=torch.full((capacity,), -1, dtype=torch.int64, device=device),
         length=0,
+        is_image=torch.zeros(capacity, dtype=torch.bool, device=device),
         block_table=torch.zeros(1, 1, dtype=torch.int32, device=device),
         state_block=torch.zeros(1, dtype=torch.int32, device=device),
     )

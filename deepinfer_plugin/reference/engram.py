@@ -1,4 +1,4 @@
-"""Engram n-gram memory of one layer (spec §2.9), for text: no token is an image."""
+"""Engram n-gram memory of one layer (spec §2.9). Images are known by their spans, not by the id of a token."""
 
 from __future__ import annotations
 
@@ -49,15 +49,18 @@ class ReferenceEngram:
             parameters["q_weight"],
             parameters["k_weight"],
             config.rms_norm_eps,
-            None,
+            step.is_image,
         )
 
     def compressed_ids(self, step: Step, cache: RequestCache) -> torch.Tensor:
         """Compressed ids of each token and the ones before it, int64 [num_tokens, engram_max_ngram_size].
 
-        Column s is the token s positions back; before the start of the sequence stands the pad token.
+        Column s is the token s positions back. The pad token stands before the start of the sequence, and from the
+        first image on that a walk back from the token meets.
         """
         back = torch.arange(self.config.engram_max_ngram_size, device=cache.tokens.device)
         source = step.positions[:, None] - back  # [num_tokens, engram_max_ngram_size]
-        tokens = torch.where(source >= 0, cache.tokens[source.clamp_min(0)], self.config.engram_pad_token_id)
+        is_blocked = (source < 0) | cache.is_image[source.clamp_min(0)]
+        is_blocked = is_blocked.long().cumsum(dim=1) > 0
+        tokens = torch.where(is_blocked, self.config.engram_pad_token_id, cache.tokens[source.clamp_min(0)])
         return self.token_map[tokens]

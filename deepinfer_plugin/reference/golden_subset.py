@@ -23,6 +23,7 @@ NUM_ROBUST_ROWS = 36  # every second one of 72
 RANDOM_PROMPTS = ("rand17", "rand33", "rand64", "rand130")
 DECODE_ROWS = {"tiny-s0": {"P17": 13}, "nano-s0": {"P17": 13, "P33": 13}}  # the prompt's last row and 12 steps
 NUM_BLOCK_ROWS = 20  # first rows of layers_ref
+DRAFT_STRIDE = 3  # every third entry of the drafts
 BLOCK_KEYS = ("x_in", "x_out", "pre_in", "pre_out", "comp_idx")
 KERNEL_FILES = ("kernels/vectors_a.safetensors", "kernels/token_normalisation.json")
 
@@ -67,6 +68,11 @@ def layers_subset(full: Tensors) -> Tensors:
     return kept
 
 
+def drafts_subset(full: Tensors) -> Tensors:
+    """Some of the drafts behind the one sequence of the file."""
+    return {key: value if key == "tokens" else value[::DRAFT_STRIDE] for key, value in full.items()}
+
+
 def write_subset(golden: Path, out: Path) -> None:
     """Write the subset of the folder ``golden`` and its manifest to ``out``."""
     files: dict[str, bytes] = {}
@@ -79,6 +85,8 @@ def write_subset(golden: Path, out: Path) -> None:
         )
     layers = "nano-s0/layers_ref.safetensors"
     files[layers] = _cut(layers_subset(load_file(golden / layers)))
+    drafts = "nano-s0/dspark.safetensors"
+    files[drafts] = _cut(drafts_subset(load_file(golden / drafts)))
     for relative in KERNEL_FILES:
         files[relative] = (golden / relative).read_bytes()
     for relative, content in files.items():

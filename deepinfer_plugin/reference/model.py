@@ -48,6 +48,15 @@ def load_text_weights(model_dir: Path, device: torch.device | str = "cpu") -> di
     return weights
 
 
+def load_vision_weights(model_dir: Path) -> dict[str, torch.Tensor]:
+    """Read the tensors of the image tower, the aligner and the delimiters: checkpoint name to tensor."""
+    weights: dict[str, torch.Tensor] = {}
+    for shard in sorted(model_dir.glob("*.safetensors")):
+        found = load_file(shard)
+        weights |= {name: found[name] for name in found if name.startswith(("vision.", "aligner.", "image_"))}
+    return weights
+
+
 class ReferenceModel:
     """DeepSeek-V4.1 text model, one request at a time."""
 
@@ -144,7 +153,7 @@ class ReferenceModel:
         """
         step = self.new_step(cache.append(tokens.to(self.device)), trace)
         step.encoder_floor, step.entries_from = encoder_floor, entries_from
-        streams, pre = self.embed(tokens)
+        streams, pre = self._enter(tokens, step, cache)
         taps = []
         for layer in range(self.config.num_hidden_layers):
             if layer in self.engram:
@@ -166,7 +175,7 @@ class ReferenceModel:
         cache.rewind(start)
         step = self.new_step(cache.append(tokens))
         step.encoder_floor, step.entries_from = start, end
-        streams, pre = self.embed(tokens)
+        streams, pre = self._enter(tokens, step, cache)
         for layer in range(self.config.kv_source_layer_ids[-1]):
             if layer in self.engram:
                 streams = self.engram[layer](streams, step, cache)
@@ -175,6 +184,15 @@ class ReferenceModel:
     def new_step(self, positions: torch.Tensor, trace: Trace | None = None) -> Step:
         """The shared state of one call on the tokens at ``positions``."""
         return Step(positions=positions, req_idx=torch.zeros_like(positions, dtype=torch.int32), trace=trace)
+
+    def _enter(self, tokens: torch.Tensor, step: Step, cache: RequestCache) -> tuple[torch.Tensor, torch.Tensor]:
+        """``embed`` with the rows of images in their places."""
+        if cache.image_rows is None:
+            return self.embed(tokens)
+        step.is_image = cache.is_image[step.positions]
+        streams, pre = self.embed(tokens)
+        rows = cache.image_rows[step.positions].to(streams.dtype)[:, None]
+        return torch.where(step.is_image[:, None, None], rows, streams), pre
 
     def embed(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Equal streams [num_tokens, hc_mult, hidden_size] and the identity pre-mix [num_tokens, hc_mult]."""

@@ -41,8 +41,8 @@ class ReferenceMoe:
             self.parameters["gate.bias"],
             top_k=config.num_experts_per_tok,
             scaling=config.routed_scaling_factor,
-            bias_image=None,
-            is_image=None,
+            bias_image=None if step.is_image is None else self.parameters["gate.bias_vl"],
+            is_image=step.is_image,
         )
         step.record(f"L{self.layer}.gate_experts", topk_idx)
         step.record(f"L{self.layer}.gate_weights", topk_weights)

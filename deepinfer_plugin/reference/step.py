@@ -21,6 +21,7 @@ class Step:
 
     positions: torch.Tensor  # [num_tokens] int64
     req_idx: torch.Tensor  # [num_tokens] int32, all 0: the one request
+    is_image: torch.Tensor | None = None  # [num_tokens] bool, rows inside an image span
     trace: Trace | None = None
     encoder_floor: int = 0  # first window key that the encoder layers may read
     entries_from: int = 0  # first position whose entries are stored: those before it are cached and stay

@@ -17,13 +17,16 @@ from safetensors.torch import save_file
 from deepinfer_plugin.errors import ConfigError
 from deepinfer_plugin.model.config import ModelConfig
 from deepinfer_plugin.reference.tiny_config import SIZES, config_dict
+from deepinfer_plugin.reference.tiny_drafts import with_agreeing_drafts
 from deepinfer_plugin.reference.tiny_tensors import make_tensors
 from deepinfer_plugin.reference.tiny_tokenizer import tokenizer_files
 
 NUM_SHARDS = 2
 
 
-def write_checkpoint(name: str, seed: int, out: str | Path, swiglu_limit: float | None = None) -> str:
+def write_checkpoint(
+    name: str, seed: int, out: str | Path, swiglu_limit: float | None = None, *, drafts_agree: bool = False
+) -> str:
     """Write config.json, two shards with their index, and the tokenizer.
 
     Args:
@@ -31,6 +34,7 @@ def write_checkpoint(name: str, seed: int, out: str | Path, swiglu_limit: float 
         seed: of the weights; at least 0.
         out: folder, made if it is missing; files in it are overwritten.
         swiglu_limit: None for the released 10.0; 0.5 makes the clamps fire.
+        drafts_agree: change the weights so that most drafts are right, see ``tiny_drafts``.
 
     Returns:
         The content hash of the tensors.
@@ -45,6 +49,8 @@ def write_checkpoint(name: str, seed: int, out: str | Path, swiglu_limit: float 
     config_json = config_dict(name, swiglu_limit)
     config = ModelConfig.from_dict(config_json)
     tensors = make_tensors(config, seed)
+    if drafts_agree:
+        tensors = with_agreeing_drafts(tensors, config)
     index = _write_shards(tensors, config.num_hidden_layers // NUM_SHARDS, folder)
     tokenizer, tokenizer_config = tokenizer_files(config.vocab_size, config.max_position_embeddings)
     _write_json(folder / "config.json", config_json)

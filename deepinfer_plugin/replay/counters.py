@@ -21,6 +21,7 @@ class ReplayCounts:
             resumes after preemption counts again.
         hit_rows: prompt rows that these hits saved in the encoder layers.
         unreplayed_requests: requests that needed every row and were computed without decoder replay.
+        encoded_again: images that passed the tower again, as replayed rows lie inside their span.
     """
 
     steps: int = 0
@@ -33,6 +34,7 @@ class ReplayCounts:
     bounded_hits: int = 0
     hit_rows: int = 0
     unreplayed_requests: int = 0
+    encoded_again: int = 0
 
 
 _counts = ReplayCounts()
@@ -76,3 +78,9 @@ def count_request(kind: str, hit: int, *, is_unreplayed: bool) -> None:
         _counts = replace(_counts, hit_rows=_counts.hit_rows + hit, **{name: getattr(_counts, name) + 1})
     if is_unreplayed:
         _counts = replace(_counts, unreplayed_requests=_counts.unreplayed_requests + 1)
+
+
+def count_encoded_again() -> None:
+    """Add an image that passes the tower again for replayed rows."""
+    global _counts
+    _counts = replace(_counts, encoded_again=_counts.encoded_again + 1)

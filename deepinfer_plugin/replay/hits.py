@@ -6,19 +6,15 @@ vLLM's manager takes a limit, but no extension point passes one for a model: its
 from __future__ import annotations
 
 import functools
-import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.kv_cache_interface import KVCacheConfig, iter_layer_specs
 
-from deepinfer_plugin.errors import PlatformError
 from deepinfer_plugin.replay.requests import needs_every_row
 from deepinfer_plugin.replay.window import ReplayRule
-
-_PARAMETERS = ("self", "request", "max_cache_hit_length")
-_IS_OURS = "_deepinfer_limits_hits"
+from deepinfer_plugin.wrapping import wrap
 
 
 def rule_of(config: KVCacheConfig) -> ReplayRule | None:
@@ -37,25 +33,12 @@ def install() -> None:
     Raises:
         PlatformError: the method is not the one this version knows.
     """
-    original = KVCacheManager.get_computed_blocks
-    if getattr(original, _IS_OURS, False):
-        return
-    names = tuple(inspect.signature(original).parameters)
-    if names != _PARAMETERS:
-        raise PlatformError(
-            f"replay: KVCacheManager.get_computed_blocks has the parameters {list(names)}, expected "
-            f"{list(_PARAMETERS)}; install a vLLM version that this plugin supports"
-        )
-
-    @functools.wraps(original)
-    def limited(self: Any, request: Any, max_cache_hit_length: int | None = None) -> Any:
-        return _limited(functools.partial(original, self), self, request, max_cache_hit_length)
-
-    setattr(limited, _IS_OURS, True)
-    KVCacheManager.get_computed_blocks = limited
+    parameters = ("self", "request", "max_cache_hit_length")
+    wrap(KVCacheManager, "get_computed_blocks", parameters, _limited, has_no_other=True)
 
 
-def _limited(look_up: Callable[..., Any], manager: Any, request: Any, max_cache_hit_length: int | None) -> Any:
+def _limited(original: Callable[..., Any], manager: Any, request: Any, max_cache_hit_length: int | None = None) -> Any:
+    look_up = functools.partial(original, manager)
     rule = rule_of(manager.kv_cache_config)
     limit = None
     if rule is not None:
@@ -65,8 +48,30 @@ def _limited(look_up: Callable[..., Any], manager: Any, request: Any, max_cache_
         return look_up(request, max_cache_hit_length)
     if max_cache_hit_length is not None:
         limit = min(limit, max_cache_hit_length)
-    blocks, length, boundary = look_up(request, min(limit, request.num_tokens - 1))
-    if rule.segment and length % rule.segment:
-        blocks, length, boundary = look_up(request, length - length % rule.segment)
-    assert length <= limit, (length, limit)
-    return blocks, length, boundary
+    limit = min(limit, request.num_tokens - 1)
+    while True:
+        blocks, length, boundary = look_up(request, limit)
+        if rule.segment and length % rule.segment:
+            blocks, length, boundary = look_up(request, length - length % rule.segment)
+        assert length <= limit, (length, limit)
+        end = replayed_image_end(request.mm_features, length, rule)
+        if end is None:
+            return blocks, length, boundary
+        limit = end - 1
+
+
+def replayed_image_end(features: Sequence[Any], hit: int, rule: ReplayRule) -> int | None:
+    """End of an image that a hit covers and whose rows are replayed behind it; None for none.
+
+    vLLM sends a worker no patches of an image that a hit covers. A shorter hit leaves the end of the image to be
+    computed, and its patches come.
+
+    Args:
+        features: of the request, as vLLM knows images.
+        hit: length of the hit.
+        rule: says whether windows are replayed before the end of a hit.
+    """
+    if hit == 0 or rule.caches_encoder_windows:
+        return None
+    ends = [feature.mm_position.offset + feature.mm_position.length for feature in features]
+    return next((end for end in ends if hit - rule.window < end <= hit), None)

@@ -18,6 +18,8 @@ class EncoderPassInputs:
         source_rows: [num_rows] int64 row of the step, -1 for a replayed row.
         own_rows: [num_own] int64 rows of this pass that are rows of the step.
         step_rows: [num_own] int64 which rows of the step they are.
+        inputs_embeds: [num_rows, hidden_size] with the rows of images; None: all rows are the embeddings of their ids.
+        is_image: [num_rows] bool, rows inside an image span; None: no row.
     """
 
     input_ids: torch.Tensor
@@ -28,6 +30,8 @@ class EncoderPassInputs:
     source_rows: torch.Tensor
     own_rows: torch.Tensor
     step_rows: torch.Tensor
+    inputs_embeds: torch.Tensor | None = None
+    is_image: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ def score_rows(
     *,
     is_logits: bool,
     custom: tuple[torch.Tensor, torch.Tensor] | None = None,
-    cu_num_logits: list[int] | None = None,
+    cu_num_logits: list[int] | torch.Tensor | None = None,
 ) -> LogprobsTensors:
     """Score one token per row and the best tokens, or the ids that the row's request names instead of these.
 

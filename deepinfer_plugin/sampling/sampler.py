@@ -7,6 +7,7 @@ or is skipped only where no bit can change.
 from __future__ import annotations
 
 from copy import copy
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,6 +35,23 @@ if TYPE_CHECKING:
     import numpy as np
     from vllm.sampling_params import SamplingParams
     from vllm.v1.worker.gpu.input_batch import InputBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw:
+    """One token per row of logits.
+
+    Attributes:
+        logits: [num_rows, vocab_size], as the model and grammars left them.
+        processed: [num_rows, vocab_size] fp32, what the tokens were drawn from.
+        sampled: [num_rows] int64.
+        num_nans: of each row, where vLLM counts them.
+    """
+
+    logits: torch.Tensor
+    processed: torch.Tensor
+    sampled: torch.Tensor
+    num_nans: torch.Tensor | None
 
 
 class DeepInferSampler(Sampler):
@@ -157,8 +175,8 @@ class DeepInferSampler(Sampler):
         )
         return sampled, processed
 
-    def __call__(self, logits: torch.Tensor, input_batch: InputBatch) -> SamplerOutput:
-        """Sample one token for every row of logits, and score it where a request asks for log-probabilities."""
+    def draw(self, logits: torch.Tensor, input_batch: InputBatch) -> Draw:
+        """One token for every row of logits: [num_rows, vocab_size] fp32."""
         num_nans = get_num_nans(logits) if self.compute_nans else None
         sampled, processed = self.sample(
             logits,
@@ -170,8 +188,44 @@ class DeepInferSampler(Sampler):
             input_batch.expanded_local_pos,
             input_batch.seq_lens_cpu_upper_bound.numpy(),
         )
+        return Draw(logits=logits, processed=processed, sampled=sampled, num_nans=num_nans)
+
+    def output(
+        self,
+        draw: Draw,
+        input_batch: InputBatch,
+        tokens: torch.Tensor,
+        num_sampled: torch.Tensor,
+        num_rejected: torch.Tensor,
+        *,
+        starts: torch.Tensor | None = None,
+        rows_per_request: int = 1,
+    ) -> SamplerOutput:
+        """What the runner takes, scored where a request asks for log-probabilities.
+
+        Args:
+            draw: of the step.
+            input_batch: layout of the step.
+            tokens: [num_reqs, rows_per_request] int64.
+            num_sampled: [num_reqs] int32, tokens of each request that stand.
+            num_rejected: [num_reqs] int32, drafts that do not.
+            starts: [num_reqs + 1] int32, first row of each request where the host does not know it.
+            rows_per_request: most rows of a request.
+        """
+        return SamplerOutput(
+            sampled_token_ids=tokens,
+            logprobs_tensors=self._score(draw, input_batch, starts),
+            num_nans=draw.num_nans,
+            num_sampled=num_sampled,
+            num_rejected=num_rejected,
+            sampling_mask_tensors=self._sampling_mask(draw.processed, num_sampled, input_batch, rows_per_request),
+        )
+
+    def __call__(self, logits: torch.Tensor, input_batch: InputBatch) -> SamplerOutput:
+        """Sample one token for every request; each has one row of logits."""
+        draw = self.draw(logits, input_batch)
         if self.trace_replay_state is not None:
-            self.trace_replay_state.apply_trace(sampled, input_batch.idx_mapping)
+            self.trace_replay_state.apply_trace(draw.sampled, input_batch.idx_mapping)
         num_sampled, num_rejected = get_num_sampled_and_rejected(
             input_batch.seq_lens.new_ones(input_batch.num_reqs),
             input_batch.seq_lens,
@@ -179,43 +233,39 @@ class DeepInferSampler(Sampler):
             input_batch.idx_mapping,
             self.req_states.prefill_len.gpu,
         )
-        return SamplerOutput(
-            sampled_token_ids=sampled.view(-1, 1),
-            logprobs_tensors=self._score(logits, processed, sampled, input_batch),
-            num_nans=num_nans,
-            num_sampled=num_sampled,
-            num_rejected=num_rejected,
-            sampling_mask_tensors=self._sampling_mask(processed, num_sampled, input_batch),
-        )
+        return self.output(draw, input_batch, draw.sampled.view(-1, 1), num_sampled, num_rejected)
 
-    def _score(
-        self, logits: torch.Tensor, processed: torch.Tensor, sampled: torch.Tensor, input_batch: InputBatch
-    ) -> Any:
+    def _score(self, draw: Draw, input_batch: InputBatch, starts: torch.Tensor | None) -> Any:
         """vLLM's ``LogprobsTensors`` of the step, or None where no request asks for any."""
         dims = self.get_logprobs_dims(input_batch.idx_mapping_np)
         if dims is None:
             return None
         num_logprobs, max_token_ids = dims
-        has_extra_rows = logits.shape[0] != input_batch.num_reqs
+        has_extra_rows = draw.logits.shape[0] != input_batch.num_reqs
         custom = None
         if max_token_ids > 0:
             state, rows = self.logprob_token_ids_state, input_batch.expanded_idx_mapping
             custom = (state.num_token_ids.gpu[rows], state.token_ids.gpu[rows, :max_token_ids].long())
+        first_rows = input_batch.cu_num_logits_np.tolist() if starts is None else starts
         scores = score_rows(
-            processed if self.logprobs_mode in PROCESSED_LOGPROBS_MODES else logits.float(),
-            sampled,
+            draw.processed if self.logprobs_mode in PROCESSED_LOGPROBS_MODES else draw.logits.float(),
+            draw.sampled,
             num_logprobs,
             is_logits=self.logprobs_mode in LOGITS_MODES,
             custom=custom,
-            cu_num_logits=input_batch.cu_num_logits_np.tolist() if has_extra_rows else None,
+            cu_num_logits=first_rows if has_extra_rows else None,
         )
         if not self.sum_smaller.is_wanted(input_batch.idx_mapping_np):
             return scores
-        return with_column(scores, sum_smaller_probs(processed, sampled))
+        return with_column(scores, sum_smaller_probs(draw.processed, draw.sampled))
 
-    def _sampling_mask(self, processed: torch.Tensor, num_sampled: torch.Tensor, input_batch: InputBatch) -> Any:
+    def _sampling_mask(
+        self, processed: torch.Tensor, num_sampled: torch.Tensor, input_batch: InputBatch, rows_per_request: int
+    ) -> Any:
         """The ids that each row could have become, for ``--return-sampling-mask``; None without it."""
         if not self.return_sampling_mask:
             return None
         widest = int(self.sampling_states.top_k.np[input_batch.idx_mapping_np].max())  # of the buffer, not of a row
-        return SamplingMaskTensors.from_logits(processed, input_batch.cu_num_logits, num_sampled, widest)
+        return SamplingMaskTensors.from_logits(
+            processed, input_batch.cu_num_logits, num_sampled, widest, rows_per_request
+        )

@@ -205,6 +205,14 @@ def test_a_method_that_is_not_the_known_one_is_refused(owner: type) -> None:
         wrap(owner, "process_inputs", ("self", "request_id", "prompt", "params"), front_end._process_inputs)
 
 
+def test_a_parameter_that_would_be_lost_is_refused() -> None:
+    owner = type("Wider", (), {"process_inputs": lambda self, request_id, prompt, params, priority: None})
+    parameters = ("self", "request_id", "prompt", "params")
+    with pytest.raises(PlatformError, match="and no other; install"):
+        wrap(owner, "process_inputs", parameters, front_end._process_inputs, has_no_other=True)
+    wrap(owner, "process_inputs", parameters, front_end._process_inputs)
+
+
 def test_the_installed_vllm_has_the_known_methods() -> None:
     from vllm.v1.engine.input_processor import InputProcessor
     from vllm.v1.engine.output_processor import RequestState

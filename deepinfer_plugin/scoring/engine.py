@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from deepinfer_plugin.engine_errors import vllm_may_fail
 from deepinfer_plugin.errors import EngineError
 from deepinfer_plugin.scoring.inputs import Record
 
@@ -66,10 +67,8 @@ def build_engine(plan: Plan, records: Sequence[Record]) -> LLMEngine:
     ]
     parser = EngineArgs.add_cli_args(FlexibleArgumentParser(prog="score … --"))
     arguments = EngineArgs.from_cli_args(parser.parse_args(flags))
-    try:
+    with vllm_may_fail("score", "did not start"):
         return LLMEngine.from_engine_args(arguments)
-    except Exception as error:
-        raise EngineError(f"score: vLLM did not start ({_one_line(error)}); its log above says more") from error
 
 
 def score(
@@ -89,22 +88,19 @@ def score(
     waiting = list(reversed(records))
     running: dict[str, _Rows] = {}
     at_once = engine.vllm_config.scheduler_config.max_num_seqs
-    try:
-        while waiting or running:
+    while waiting or running:
+        with vllm_may_fail("score", "stopped"):
             while waiting and len(running) < at_once:
                 record = waiting.pop()
                 running[record.name] = _Rows(record)
                 engine.add_request(record.name, {"prompt_token_ids": record.prompt}, _sampling_params(plan, record))
-            for output in engine.step():
-                state = running[output.request_id]
-                on_tokens(_take(plan, state, output))
-                if output.finished:
-                    del running[output.request_id]
-                    yield state.record, _arrays(plan, state)
-    except EngineError:
-        raise
-    except Exception as error:
-        raise EngineError(f"score: vLLM stopped ({_one_line(error)}); its log above says more") from error
+            outputs = engine.step()
+        for output in outputs:
+            state = running[output.request_id]
+            on_tokens(_take(plan, state, output))
+            if output.finished:
+                del running[output.request_id]
+                yield state.record, _arrays(plan, state)
 
 
 def _sampling_params(plan: Plan, record: Record) -> SamplingParams:
@@ -185,8 +181,3 @@ def _arrays(plan: Plan, state: _Rows) -> dict[str, np.ndarray]:
         "top_ids": np.stack(state.ids),
         f"top_{kind}": np.stack(state.rows),
     }
-
-
-def _one_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from deepinfer_plugin.errors import InputError
+from deepinfer_plugin.line_input import json_object, read_lines
 
 FIELDS = ("id", "tokens", "decode_from")
 
@@ -41,40 +40,11 @@ def read_records(path: Path, vocab_size: int, decode_from: int | None) -> list[R
     Raises:
         InputError: the file cannot be read, or a line breaks a rule; the text starts with file:line.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: the input cannot be read ({error}); expected a UTF-8 file of JSON lines") from None
-    records: list[Record] = []
-    seen: dict[str, int] = {}
-    for number, line in enumerate(text.splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            record = _parse(line, vocab_size, decode_from)
-        except ValueError as error:
-            raise InputError(f"{path}:{number}: {error}") from None
-        if record.name in seen:
-            raise InputError(
-                f"{path}:{number}: id {record.name!r} is also on line {seen[record.name]}, expected unique ids"
-            )
-        seen[record.name] = number
-        records.append(record)
-    if not records:
-        raise InputError(f"{path}: the input holds no record, expected one JSON object per line")
-    return records
+    return read_lines(path, lambda line, _: _parse(line, vocab_size, decode_from), "record")
 
 
 def _parse(line: str, vocab_size: int, decode_from: int | None) -> Record:
-    try:
-        value = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"the line is not JSON ({error})") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"the line is a JSON {type(value).__name__}, expected an object with id and tokens")
-    unknown = sorted(set(value) - set(FIELDS))
-    if unknown:
-        raise ValueError(f"field {unknown[0]!r} is unknown, expected {', '.join(FIELDS)}")
+    value = json_object(line, FIELDS, "id and tokens")
     name, tokens = value.get("id"), value.get("tokens")
     if not isinstance(name, str) or not name or name.startswith("__"):
         raise ValueError(f"id is {name!r}, expected a non-empty string that does not start with __")

@@ -56,7 +56,7 @@ class ResultStore(PartialResults):
 
     def _output_manifest(self) -> dict[str, Any] | None:
         try:
-            value = json.loads(_read_header(self._out)["__metadata__"][METADATA_KEY])
+            value = json.loads(_read_header(self.out)["__metadata__"][METADATA_KEY])
         except (OSError, ValueError, KeyError, TypeError):
             return None
         return value if isinstance(value, dict) else None

@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 
 from deepinfer_plugin import envs
 from deepinfer_plugin.__main__ import main
+from deepinfer_plugin.cli import resumed
 from deepinfer_plugin.cli import score as command
 from deepinfer_plugin.scoring.store import ResultStore
 
@@ -105,7 +106,7 @@ def test_an_interrupt_keeps_what_is_finished_and_says_so(
 
     monkeypatch.setattr(command, "_score_missing", one_then_stop)
     arguments = ["score", "--model", str(nano), "--input", str(path), "--out", str(out)]
-    assert main(arguments) == command.INTERRUPTED
+    assert main(arguments) == resumed.INTERRUPTED
     assert "1 of 2 records are kept" in capsys.readouterr().out
     assert main(arguments) == 0
     assert asked == [["a", "b"], ["b"]]

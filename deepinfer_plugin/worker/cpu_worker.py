@@ -6,6 +6,7 @@ import torch
 from vllm.config import VllmConfig
 from vllm.v1.worker.cpu_worker import CPUWorker
 
+from deepinfer_plugin.worker import loading as loading  # registers our load format
 from deepinfer_plugin.worker.own_prompt_scores import OwnPromptScores
 
 # kept alive for the life of the process: a torch.library fragment is undone when it is collected

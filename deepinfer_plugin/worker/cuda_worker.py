@@ -2,6 +2,7 @@
 
 from vllm.v1.worker.gpu_worker import Worker
 
+from deepinfer_plugin.worker import loading as loading  # registers our load format
 from deepinfer_plugin.worker.own_prompt_scores import OwnPromptScores
 
 

@@ -20,12 +20,13 @@ PACKAGES = (
     "deepinfer_batch_invariant",
     "deepinfer_plugin.model",
     "deepinfer_plugin.cache",
+    "deepinfer_plugin.draft",
     "deepinfer_plugin.sampling",
     "deepinfer_plugin.worker",
 )
 CLASS_PATH = f"{__name__}.LiveCode"
 HASH_DIGITS = 16
-_NOT_ENGINE = ("test_", "bench", "conftest", "testing", "__main__")
+_NOT_ENGINE = ("test_", "bench", "faults", "conftest", "testing", "__main__")
 _ONE_PLATFORM = (
     "deepinfer_plugin.worker.cpu_",
     "deepinfer_plugin.worker.cuda_",

@@ -19,12 +19,19 @@ from vllm.v1.worker.gpu.sample.sampler import Sampler
 from vllm.v1.worker.gpu.states import RequestState
 
 from deepinfer_plugin import envs, metrics, variables
+from deepinfer_plugin.cache.specs import num_drafts
+from deepinfer_plugin.draft.drafter import drafter_of
+from deepinfer_plugin.model.parallel import equal_replicas
 from deepinfer_plugin.replay import series
 from deepinfer_plugin.replay.inputs import ReplayInputs
 from deepinfer_plugin.sampling.sampler import DeepInferSampler
 from deepinfer_plugin.settings import Settings
+from deepinfer_plugin.speculative.drafts import mend_drafts
+from deepinfer_plugin.speculative.verify import ExactMatchVerifier
+from deepinfer_plugin.worker.image_inputs import ImageInputs
+from deepinfer_plugin.worker.image_state import ImageState
 from deepinfer_plugin.worker.replay_state import ReplayState
-from deepinfer_plugin.worker.startup_proof import prove_forward, prove_sampler
+from deepinfer_plugin.worker.startup_proof import prove_drafter, prove_forward, prove_sampler
 from deepinfer_plugin.worker.warm_up import warm_up
 
 if TYPE_CHECKING:
@@ -72,7 +79,7 @@ def lookback_ids(
 
 
 class DeepInferModelState(DefaultModelState):
-    """Adds the n-gram history of every row to the model's inputs, and samples with our sampler."""
+    """Adds n-gram history and image flags of every row to the model's inputs, and samples with our sampler."""
 
     supports_prompt_embeds = False
 
@@ -88,7 +95,15 @@ class DeepInferModelState(DefaultModelState):
         # one buffer for the life of the process: a CUDA graph reads the same address at every replay
         self._lookback = torch.full((self.max_num_tokens, self.depth), -1, dtype=torch.int64, device=device)
         self._sampler: DeepInferSampler | None = None
+        self._drafter = drafter_of(vllm_config)
         self._replay = ReplayState(model.rule, self.max_num_reqs, self.depth, device)
+        self._images: ImageState | None = None
+        self._inputs_embeds: torch.Tensor | None = None
+        if self.supports_mm_inputs:
+            self._images = ImageState(self.max_num_tokens, self.depth, device)
+            # vLLM's buffer has the dtype of the checkpoint; the fp32 arithmetics would lose bits of the features in it
+            buffer = self.encoder_runner.inputs_embeds
+            self.encoder_runner.inputs_embeds = buffer.to(model.arithmetic.activation_dtype)
         self._is_graph = False
         self._attn_metadata: dict[str, Any] | None = None
         self._rows, self._padding_rows = 0, 0
@@ -99,15 +114,20 @@ class DeepInferModelState(DefaultModelState):
     def _figures(self) -> dict[str, float]:
         return {metrics.ROWS.name: self._rows, metrics.PADDING_ROWS.name: self._padding_rows}
 
-    def custom_sampler(self, sampler: Sampler) -> tuple[DeepInferSampler, None]:
-        """Our sampler in the place of the stock one."""
+    def custom_sampler(self, sampler: Sampler) -> tuple[DeepInferSampler, ExactMatchVerifier | None]:
+        """Our sampler in the place of the stock one, and with drafts our verifier in that of rejection sampling."""
         self._sampler = DeepInferSampler.adopt(sampler)
-        return self._sampler, None
+        if self._drafter is not None:
+            self._drafter.bind_sampler(self._sampler)
+        count = num_drafts(self.vllm_config)
+        return self._sampler, ExactMatchVerifier(self._sampler, count) if count > 0 else None
 
     def add_request(self, req_index: int, new_req_data: NewRequestData) -> None:
         """Called for a new request and again for one that resumes after preemption, with the same prompt."""
         super().add_request(req_index, new_req_data)
         self._replay.add_request(req_index, new_req_data)
+        if self._images is not None:
+            self._images.add_request(req_index, new_req_data)
         if self._sampler is None:
             return
         self._sampler.set_prompt(req_index, new_req_data.prompt_token_ids or ())
@@ -124,8 +144,10 @@ class DeepInferModelState(DefaultModelState):
         prove_forward(self.vllm_config, self.model, self.device)
         if self._sampler is not None:
             prove_sampler(self._sampler, self.model.config.vocab_size, self.device)
+        if self._drafter is not None:
+            prove_drafter(self.vllm_config, self._drafter, num_drafts(self.vllm_config), self.device)
         if self.device.type == "cuda" and Settings.from_envs()[variables.JIT_CACHE_DIR] is not None:
-            warm_up(self.vllm_config, self.model, self.device)
+            warm_up(self.vllm_config, self.model, self.device, self._drafter)
 
     def prepare_attn(
         self, input_batch: InputBatch, cudagraph_mode: CUDAGraphMode, *args: Any, **kwargs: Any
@@ -136,13 +158,22 @@ class DeepInferModelState(DefaultModelState):
         self._attn_metadata = metadata
         return metadata
 
+    def prepare_inputs_embeds(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """vLLM calls it before ``prepare_inputs``, which reads the rows of images from it."""
+        self._inputs_embeds = super().prepare_inputs_embeds(*args, **kwargs)
+        return self._inputs_embeds
+
     def prepare_inputs(self, input_batch: InputBatch, req_states: RequestState) -> dict[str, Any]:
+        if input_batch.num_draft_tokens > 0:
+            mend_drafts(input_batch.input_ids, self.model.config.vocab_size)
         inputs = super().prepare_inputs(input_batch, req_states)
         num_tokens = input_batch.num_tokens_after_padding
+        if self._drafter is not None and self._drafter.draws is not None:
+            self._drafter.draws.refresh()
         self._rows += input_batch.num_tokens
         self._padding_rows += num_tokens - input_batch.num_tokens
         metrics.PUBLISHER.publish(self._metrics_folder, time.monotonic())
-        self._lookback[:num_tokens] = lookback_ids(
+        ids = lookback_ids(
             input_batch.input_ids,
             input_batch.positions,
             input_batch.query_start_loc,
@@ -150,9 +181,16 @@ class DeepInferModelState(DefaultModelState):
             req_states.all_token_ids.gpu,
             self.depth,
         )
+        images = None
+        if self._images is not None:
+            rows = self._images.rows(input_batch)
+            ids = rows.block(ids, input_batch.positions[:num_tokens])
+            inputs["is_image"] = rows.is_image
+            images = ImageInputs(self._images, self.model, self.encoder_runner, self._inputs_embeds)
+        self._lookback[:num_tokens] = ids
         lookback = self._lookback[:num_tokens]
         plan = self._replay.plan(input_batch)
-        replay = self._replay.inputs(plan, input_batch, req_states, lookback, is_graph=self._is_graph)
+        replay = self._replay.inputs(plan, input_batch, req_states, lookback, images, is_graph=self._is_graph)
         if self._is_graph and replay.encoder_passes:
             self._replay_before_graph(replay, input_batch)
             replay = replace(replay, encoder_passes=())
@@ -165,9 +203,14 @@ class DeepInferModelState(DefaultModelState):
         the same bytes once more.
         """
         num_tokens = input_batch.num_tokens_after_padding
-        with set_forward_context(self._attn_metadata, self.vllm_config, num_tokens=num_tokens):
+        across = equal_replicas(self.vllm_config, num_tokens)
+        with set_forward_context(
+            self._attn_metadata, self.vllm_config, num_tokens=num_tokens, num_tokens_across_dp=across
+        ):
             self.model.replay_windows(replay.encoder_passes, input_batch.positions[:num_tokens])
 
     def prepare_dummy_inputs(self, num_reqs: int, num_tokens: int) -> dict[str, Any]:
         inputs = super().prepare_dummy_inputs(num_reqs, num_tokens)
+        if self._images is not None:
+            inputs["is_image"] = self._images.dummy_rows(num_tokens).is_image
         return {**inputs, "lookback_ids": self._lookback[:num_tokens], "replay": self._replay.dummy_inputs()}

@@ -15,6 +15,7 @@ from deepinfer_plugin.replay.inputs import EncoderPassInputs, ReplayInputs
 from deepinfer_plugin.replay.plan import EncoderPass, StepPlan, plan_decode, plan_step
 from deepinfer_plugin.replay.requests import needs_every_row
 from deepinfer_plugin.replay.window import Chunk, ReplayRule
+from deepinfer_plugin.worker.image_inputs import ImageInputs
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -74,6 +75,7 @@ class ReplayState:
         input_batch: InputBatch,
         req_states: RequestState,
         lookback: torch.Tensor,
+        images: ImageInputs | None,
         *,
         is_graph: bool,
     ) -> ReplayInputs:
@@ -84,6 +86,7 @@ class ReplayState:
             input_batch: layout of the step.
             req_states: token history.
             lookback: [num_tokens, depth] int64 of the step's rows.
+            images: what the step knows of images; None in an engine without.
             is_graph: the step replays a CUDA graph, which computes all rows.
         """
         counters.count_step(plan, is_graph=is_graph)
@@ -93,23 +96,29 @@ class ReplayState:
             decoder_floors=self._floors,
             decoder_rows=rows,
             encoder_passes=tuple(
-                self._pass_inputs(one, input_batch, req_states, lookback) for one in plan.encoder_passes
+                self._pass_inputs(one, input_batch, req_states, lookback, images) for one in plan.encoder_passes
             ),
         )
 
     def _pass_inputs(
-        self, one: EncoderPass, input_batch: InputBatch, req_states: RequestState, lookback: torch.Tensor
+        self,
+        one: EncoderPass,
+        input_batch: InputBatch,
+        req_states: RequestState,
+        lookback: torch.Tensor,
+        images: ImageInputs | None,
     ) -> EncoderPassInputs:
         source_rows, positions = self._to_device(one.source_rows), self._to_device(one.positions)
         own_rows = np.flatnonzero(one.source_rows >= 0)
-        slots = self._to_device(input_batch.idx_mapping_np[one.requests].astype(np.int64))
+        slots_np = input_batch.idx_mapping_np[one.requests].astype(np.int64)
+        slots = self._to_device(slots_np)
         history = req_states.all_token_ids.gpu
         shift = torch.arange(self._depth + 1, device=self._device)
         earlier = positions[:, None] - shift  # [num_rows, 1 + depth]: the token and its predecessors
         from_history = history[slots[:, None], earlier.clamp_min(0)].long().masked_fill(earlier < 0, -1)
         is_replayed = source_rows < 0
         source = source_rows.clamp_min(0)
-        return EncoderPassInputs(
+        inputs = EncoderPassInputs(
             input_ids=torch.where(is_replayed, from_history[:, 0], input_batch.input_ids[source].long()),
             lookback_ids=torch.where(is_replayed[:, None], from_history[:, 1:], lookback[source]),
             positions=positions,
@@ -119,6 +128,7 @@ class ReplayState:
             own_rows=self._to_device(own_rows.astype(np.int64)),
             step_rows=self._to_device(one.source_rows[own_rows]),
         )
+        return inputs if images is None else images.with_images(inputs, one, slots_np)
 
     def _to_device(self, values: "npt.NDArray[np.int64]") -> torch.Tensor:
         found: torch.Tensor = async_tensor_h2d(values, device=self._device)

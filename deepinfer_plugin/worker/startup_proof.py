@@ -14,10 +14,12 @@ from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
 from deepinfer_batch_invariant.gaps import check_forward
 from deepinfer_plugin.cache.layers import CacheLayer
 from deepinfer_plugin.cache.metadata import CacheMetadata
+from deepinfer_plugin.model.parallel import equal_replicas
 from deepinfer_plugin.replay.inputs import EncoderPassInputs, ReplayInputs
 from deepinfer_plugin.sampling.extras import FORCE_TOP_K, GOLDEN_TOKENS, SUM_SMALLER, TOKEN_BLACKLIST
 
 if TYPE_CHECKING:
+    from deepinfer_plugin.draft.drafter import DSparkV41DraftModel
     from deepinfer_plugin.model.flash import DeepseekV41ForCausalLM
     from deepinfer_plugin.sampling.sampler import DeepInferSampler
 
@@ -47,7 +49,7 @@ _SAMPLING: tuple[Mapping[str, Any], ...] = (
 def prove_forward(vllm_config: VllmConfig, model: "DeepseekV41ForCausalLM", device: torch.device) -> int:
     """Run the model on rows that take both parities, a window edge and a selection, and refuse unproven operations.
 
-    It runs without and with bounded replay.
+    It runs without and with bounded replay, and on an image where the engine takes images.
 
     Slots are -1 and blocks are the null block, so no cache entry changes: a replayed row writes into the null block,
     which nothing reads.
@@ -60,22 +62,82 @@ def prove_forward(vllm_config: VllmConfig, model: "DeepseekV41ForCausalLM", devi
     """
     layers: Mapping[str, Any] = vllm_config.compilation_config.static_forward_context
     caches = {name: layer for name, layer in layers.items() if isinstance(layer, CacheLayer)}
-    metadata = {name: _metadata(layer, device) for name, layer in caches.items()}
+    metadata = {name: _metadata(layer, device, _STARTS, _POSITIONS) for name, layer in caches.items()}
     positions = torch.tensor(_POSITIONS, dtype=torch.int64, device=device)
     token_ids = torch.arange(3, 3 + len(_POSITIONS), dtype=torch.int64, device=device)
     lookback = torch.full((len(_POSITIONS), model.config.engram_max_ngram_size - 1), 3, device=device)
 
     replay = _replay_inputs(token_ids, positions, lookback)
 
-    def run() -> None:
-        with set_forward_context(metadata, vllm_config, num_tokens=len(_POSITIONS)), torch.inference_mode():
-            for replayed in (None, replay):
-                hidden_states = model(token_ids, positions, lookback_ids=lookback, replay=replayed)
-                model.compute_logits(hidden_states)
+    images: dict[str, torch.Tensor] = {}
 
-    num_operations = check_forward(run, label="the forward pass")
+    def run() -> None:
+        if "vision" in model.checkpoint_groups:
+            images.update(_image_inputs(model, token_ids))
+        for replayed in (None, replay):
+            output = model(token_ids, positions, lookback_ids=lookback, replay=replayed, **images)
+            model.compute_logits(hidden_states_of(output))
+
+    across = equal_replicas(vllm_config, len(_POSITIONS))
+    context = set_forward_context(metadata, vllm_config, num_tokens=len(_POSITIONS), num_tokens_across_dp=across)
+    with context, torch.inference_mode():
+        num_operations = check_forward(run, label="the forward pass")
     logger.info("Batch-invariant mode: every one of %d operations of a forward pass has a proof", num_operations)
     return num_operations
+
+
+def hidden_states_of(output: torch.Tensor | tuple[torch.Tensor, list[torch.Tensor]]) -> torch.Tensor:
+    """What the model returned, without the taps for a drafter."""
+    return output[0] if isinstance(output, tuple) else output
+
+
+def prove_drafter(
+    vllm_config: VllmConfig, drafter: "DSparkV41DraftModel", num_drafts: int, device: torch.device
+) -> int:
+    """The same for the draft blocks: context of verified tokens, a pass over the blocks of two requests, drafts.
+
+    Drafts cannot change an answer; that they do not depend on other requests either keeps their number repeatable.
+
+    Returns:
+        Number of operations looked up.
+
+    Raises:
+        InvarianceGapError: names every operation without a proof on this device.
+    """
+    starts = (0, num_drafts, 2 * num_drafts)
+    places = (*range(3, 3 + num_drafts), *range(72, 72 + num_drafts))  # behind the two requests of the forward pass
+    layers: Mapping[str, Any] = vllm_config.compilation_config.static_forward_context
+    metadata = {
+        name: _metadata(layers[name], device, starts, places) for name in drafter.get_draft_kv_cache_layer_names()
+    }
+    positions = torch.tensor(places, dtype=torch.int64, device=device)
+    config = drafter.config
+    taps = torch.ones(len(_POSITIONS), len(config.dspark_target_layer_ids) * config.hidden_size, device=device)
+    unwritten = [torch.full((len(_POSITIONS),), -1, dtype=torch.int64, device=device)] * len(metadata)
+    slots = torch.tensor([0, -1], dtype=torch.int64, device=device)
+
+    def run() -> None:
+        with set_forward_context(metadata, vllm_config, num_tokens=len(places)), torch.inference_mode():
+            context = drafter.combine_hidden_states(taps)
+            drafter.precompute_and_store_context_kv(context, positions.new_tensor(_POSITIONS), unwritten)
+            hidden_states = drafter(torch.full_like(positions, 3), positions)
+            drafter.draft(hidden_states, positions[: len(slots)] * 0 + 3, slots, positions.view(2, num_drafts) + 1)
+
+    num_operations = check_forward(run, label="the draft pass")
+    logger.info("Batch-invariant mode: every one of %d operations of a draft pass has a proof", num_operations)
+    return num_operations
+
+
+def _image_inputs(model: "DeepseekV41ForCausalLM", token_ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    """An image of more patches than a tile of keys; its first rows stand before the last token."""
+    vision = model.config.vision_config
+    assert vision is not None
+    grid = torch.tensor([[7, 10]])
+    patches = torch.zeros(70, 3 * vision.patch_size**2, dtype=torch.bfloat16, device=token_ids.device)
+    is_image = torch.arange(len(token_ids)) < len(token_ids) - 1
+    span = model.embed_multimodal(patches=patches, grid=grid)[0][: len(token_ids) - 1]
+    embeds = model.embed_input_ids(token_ids, [span], is_multimodal=is_image)
+    return {"inputs_embeds": embeds, "is_image": is_image.to(token_ids.device)}
 
 
 def _replay_inputs(token_ids: torch.Tensor, positions: torch.Tensor, lookback: torch.Tensor) -> ReplayInputs:
@@ -100,15 +162,17 @@ def _replay_inputs(token_ids: torch.Tensor, positions: torch.Tensor, lookback: t
     )
 
 
-def _metadata(layer: CacheLayer, device: torch.device) -> CacheMetadata:
-    num_reqs = len(_STARTS) - 1
-    max_seq_len = _POSITIONS[-1] + 1
+def _metadata(
+    layer: CacheLayer, device: torch.device, starts: tuple[int, ...], positions: tuple[int, ...]
+) -> CacheMetadata:
+    num_reqs = len(starts) - 1
+    max_seq_len = positions[-1] + 1
     num_blocks = max_seq_len // layer.spec.block_size + 1
     return CacheMetadata(
-        query_start_loc=torch.tensor(_STARTS, dtype=torch.int32, device=device),
-        seq_lens=torch.tensor([3, max_seq_len], dtype=torch.int32, device=device),
+        query_start_loc=torch.tensor(starts, dtype=torch.int32, device=device),
+        seq_lens=torch.tensor([positions[starts[1] - 1] + 1, max_seq_len], dtype=torch.int32, device=device),
         block_table=torch.zeros(num_reqs, num_blocks, dtype=torch.int32, device=device),
-        slot_mapping=torch.full((len(_POSITIONS),), -1, dtype=torch.int64, device=device),
+        slot_mapping=torch.full((len(positions),), -1, dtype=torch.int64, device=device),
         block_size=layer.spec.block_size,
         max_seq_len=max_seq_len,
     )

@@ -87,7 +87,8 @@ def cuda_platform(monkeypatch: pytest.MonkeyPatch) -> Any:
 def vllm_config(model_type: str, worker_cls: str = "auto") -> Any:
     return SimpleNamespace(
         model_config=SimpleNamespace(hf_config=SimpleNamespace(model_type=model_type)),
-        parallel_config=SimpleNamespace(worker_cls=worker_cls),
+        parallel_config=SimpleNamespace(worker_cls=worker_cls, disable_custom_all_reduce=False),
+        load_config=SimpleNamespace(load_format="auto"),
     )
 
 
@@ -106,5 +107,7 @@ def test_cuda_serves_our_model_with_our_worker(
     for _ in range(2):  # vLLM asks several times
         cuda_platform.DeepInferCudaPlatform.check_and_update_config(config)
         assert config.parallel_config.worker_cls == expected
+        assert config.parallel_config.disable_custom_all_reduce == (model_type == "deepseek_v41")
+        assert (config.load_config.load_format == "deepinfer") == expected.startswith("deepinfer_plugin.")
     module, _, name = expected.rpartition(".")
     assert worker_cls != "auto" or hasattr(importlib.import_module(module), name)

@@ -20,8 +20,10 @@ from vllm.logger import init_logger
 from deepinfer_kernels import tiling
 from deepinfer_plugin.cache.layers import CacheLayer
 from deepinfer_plugin.cache.metadata import CacheMetadata
+from deepinfer_plugin.worker.startup_proof import hidden_states_of
 
 if TYPE_CHECKING:
+    from deepinfer_plugin.draft.drafter import DSparkV41DraftModel
     from deepinfer_plugin.model.flash import DeepseekV41ForCausalLM
 
 logger = init_logger(f"vllm.{__name__}")
@@ -114,8 +116,16 @@ def run_passes(passes: list[Pass], run: Callable[[Pass], None], compiled: list[s
             last_s = now_s
 
 
-def warm_up(vllm_config: VllmConfig, model: "DeepseekV41ForCausalLM", device: torch.device) -> int:
+def warm_up(
+    vllm_config: VllmConfig,
+    model: "DeepseekV41ForCausalLM",
+    device: torch.device,
+    drafter: "DSparkV41DraftModel | None" = None,
+) -> int:
     """Compile what serving takes; slots are -1 and blocks the null block, so no cache entry changes.
+
+    Of a drafter that is the context of verified tokens; vLLM runs the pass over the blocks itself where it captures
+    graphs.
 
     Returns:
         Number of kernels compiled; 0 where the cache folder had them all.
@@ -130,6 +140,8 @@ def warm_up(vllm_config: VllmConfig, model: "DeepseekV41ForCausalLM", device: to
 
     def run(each: Pass) -> None:
         _forward(vllm_config, model, device, *each)
+        if drafter is not None:
+            _draft_context(drafter, each[0], device)
 
     with counting_compilations() as compiled:
         run_passes(passes, run, compiled)
@@ -152,8 +164,25 @@ def _forward(
     token_ids = torch.full((num_rows,), 3, dtype=torch.int64, device=device)
     lookback = torch.full((num_rows, model.config.engram_max_ngram_size - 1), 3, device=device)
     with set_forward_context(metadata, vllm_config, num_tokens=num_rows), torch.inference_mode():
-        hidden_states = model(token_ids, positions, lookback_ids=lookback)
+        images: dict[str, torch.Tensor] = {}
+        if "vision" in model.checkpoint_groups:
+            is_image = torch.zeros(num_rows, dtype=torch.bool, device=device)
+            images = {"inputs_embeds": model.embed_input_ids(token_ids), "is_image": is_image}
+        hidden_states = hidden_states_of(model(token_ids, positions, lookback_ids=lookback, **images))
         model.compute_logits(hidden_states[: min(num_rows, vllm_config.scheduler_config.max_num_seqs)])
+
+
+def _draft_context(drafter: "DSparkV41DraftModel", num_rows: int, device: torch.device) -> None:
+    """The context that drafts read of so many verified tokens."""
+    config = drafter.config
+    width = len(config.dspark_target_layer_ids) * config.hidden_size
+    taps = torch.ones(num_rows, width, dtype=drafter.arithmetic.activation_dtype, device=device)
+    slots = torch.full((num_rows,), -1, dtype=torch.int64, device=device)
+    with torch.inference_mode():
+        states = drafter.combine_hidden_states(taps)
+        drafter.precompute_and_store_context_kv(
+            states, torch.zeros_like(slots), [slots] * config.num_nextn_predict_layers
+        )
 
 
 def _metadata(layer: CacheLayer, num_rows: int, max_seq_len: int, device: torch.device) -> CacheMetadata:

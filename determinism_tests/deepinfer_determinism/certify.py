@@ -1,6 +1,7 @@
 """``certify``: the black-box part against any OpenAI-compatible server, bounded in requests and time.
 
-Exit codes: 0 no difference, 1 differences, 2 nothing could be compared, 130 interrupted without a difference.
+Exit codes: 0 no difference (as far as a limit of requests or time let it come), 1 differences, 2 nothing could be
+compared or the server failed before the end, 130 interrupted without a difference.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from deepinfer_plugin.cli.console import say
 from deepinfer_plugin.errors import InputError, SettingError
 
 KIND, FORMAT = "certify", 1
-NO_DIFFERENCE, DIFFERENCES, NOTHING_COMPARED, INTERRUPTED = 0, 1, 2, 130
+NO_DIFFERENCE, DIFFERENCES, COULD_NOT_CHECK, INTERRUPTED = 0, 1, 2, 130
 DEFAULT_OUT = "certify.json"
 
 
@@ -36,6 +37,7 @@ class Certification:
     server: Mapping[str, Any] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)
     stopped: str = ""  # why it ended early; empty where every relation ran
+    has_failed: bool = False  # it ended early because of the server
     seconds: float = 0.0
 
     @property
@@ -108,7 +110,7 @@ def run(arguments: argparse.Namespace) -> int:
     except (EndpointError, BudgetSpentError, TimeoutError) as error:
         if not found.relations:
             raise EndpointError(str(error) or _too_slow(arguments)) from None
-        found.stopped = str(error) or _too_slow(arguments)
+        found.stopped, found.has_failed = str(error) or _too_slow(arguments), isinstance(error, EndpointError)
     found.seconds = time.monotonic() - begin_s
     found.write(arguments.out)
     return _conclude(found, arguments.out)
@@ -270,6 +272,8 @@ def _conclude(found: Certification, out: Path) -> int:
     if not_shown:
         say(f"not exercised, so nothing is shown of it: {', '.join(not_shown)}")
     if rows == 0:
-        return INTERRUPTED if found.stopped == "interrupted" else NOTHING_COMPARED
+        return INTERRUPTED if found.stopped == "interrupted" else COULD_NOT_CHECK
     say(f"no difference in {rows} rows of {found.counts.get('answers', 0)} answers; result in {out}")
-    return INTERRUPTED if found.stopped == "interrupted" else NO_DIFFERENCE
+    if found.stopped == "interrupted":
+        return INTERRUPTED
+    return COULD_NOT_CHECK if found.has_failed else NO_DIFFERENCE

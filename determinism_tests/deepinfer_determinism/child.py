@@ -1,8 +1,8 @@
 """The child: ``python -m deepinfer_determinism.child``; one results file per schedule.
 
-Every line of its standard input is a JSON list of a plan's path and the folder for its results. Unlike the child of the
-engine tests it enters faults around single actions, so that one engine serves many mutants, and it counts which
-thresholds were reached.
+Every line of its standard input is a JSON list of a plan's path and the folder for its results. Several children work
+through one plan: each takes the next schedule that nobody has taken. Unlike the child of the engine tests it enters
+faults around single actions, so that one engine serves many mutants, and it counts which thresholds were reached.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import json
+import os
 import sys
 import time
 from collections import defaultdict
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from deepinfer_determinism.engine_facts import CAPTURED_SIZES, CONCURRENT_BATCHES
 from deepinfer_determinism.schedule import Schedule, plan_from_json
 from deepinfer_plugin import envs
+from deepinfer_plugin.engine_child.drafters import Answers
 from deepinfer_plugin.engine_child.plan import FACTS_KEY
 from deepinfer_plugin.platforms.detect import platform_class
 
@@ -38,8 +40,13 @@ def result_path(folder: Path, number: int) -> Path:
     return folder / f"{number}.safetensors"
 
 
-def run_schedule(schedule: Schedule, out: Path) -> None:
-    """Build the engine, carry out the actions, stop it, write what came."""
+def claim_path(folder: Path, number: int) -> Path:
+    """What exists once a child has taken schedule ``number`` of a plan: it holds the id of that process."""
+    return folder / f"{number}.taken"
+
+
+def run_schedule(schedule: Schedule, out: Path, answers: Answers) -> None:
+    """Build the engine, act, stop it, write what came; ``answers`` are of the engines before in this process."""
     from safetensors.numpy import save_file
 
     from deepinfer_plugin.engine_child.child import EngineDriver
@@ -52,7 +59,7 @@ def run_schedule(schedule: Schedule, out: Path) -> None:
         stack.enter_context(envs.variables_set(run.variables))
         reached: dict[str, list[int]] = stack.enter_context(_observed()) if schedule.observe else {}
         whole_run = {path: stack.enter_context(_fault(path)) for path in run.faults}
-        driver = EngineDriver(run)
+        driver = EngineDriver(run, answers)
         stack.callback(driver.close)
         started_s = time.monotonic()
         for paths, numbers in _spans(schedule):
@@ -111,12 +118,32 @@ def _fault(path: str) -> Any:
 
 
 def main() -> None:
-    """Run every schedule of every plan."""
+    """Run every schedule of every plan that no other child has taken."""
     platform_class()  # before torch, Triton and vLLM are imported
+    from deepinfer_plugin.engine_child.child import collect_engine, load_vllm
+
+    load_vllm()
+    ran: set[str] = set()
+    answers = Answers()
     for line in sys.stdin:
         plan, folder = (Path(word) for word in json.loads(line))
         for number, schedule in enumerate(plan_from_json(plan.read_text(encoding="utf-8"))):
-            run_schedule(schedule, result_path(folder, number))
+            is_for_another = schedule.apart_from in ran or (schedule.beside and schedule.beside not in ran)
+            if is_for_another or not _take(claim_path(folder, number)):
+                continue
+            ran.add(schedule.name)
+            run_schedule(schedule, result_path(folder, number), answers)
+            collect_engine()
+
+
+def _take(claim: Path) -> bool:
+    """Whether this process is the first that claims a schedule; the file then holds its id."""
+    try:
+        with claim.open("x", encoding="utf-8") as file:
+            file.write(str(os.getpid()))
+    except FileExistsError:
+        return False
+    return True
 
 
 if __name__ == "__main__":

@@ -47,11 +47,12 @@ def check_relations(names: Sequence[str]) -> None:
     Raises:
         SettingError: lists those that do.
     """
-    from deepinfer_determinism.relations import BY_NAME
+    from deepinfer_determinism.configurations import ALL_RELATIONS
 
-    unknown = sorted(set(names) - BY_NAME.keys())
+    known = [relation.name for relation in ALL_RELATIONS]
+    unknown = sorted(set(names) - set(known))
     if unknown:
-        raise SettingError(f"--relation is {unknown[0]!r}, expected one of: {', '.join(BY_NAME)}")
+        raise SettingError(f"--relation is {unknown[0]!r}, expected one of: {', '.join(known)}")
 
 
 def check_result(option: str, path: Path) -> None:

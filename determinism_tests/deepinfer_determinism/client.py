@@ -20,6 +20,8 @@ from deepinfer_kernels.errors import DeepInferError
 BUSY = (429, 503)  # HTTP codes after which a request is sent again
 MAX_TRIES = 6
 RETRY_S = 0.5
+# Servers close an idle connection after a few seconds, vLLM's after 5 s, as httpx does: whoever reuses it then loses.
+KEEP_IDLE_S = 1.0
 TOKEN_ID_FIELDS = {"return_tokens_as_token_ids": True, "return_token_ids": True}  # vLLM and SGLang; left out if refused
 
 
@@ -172,7 +174,9 @@ class Endpoint:
         self._extra: dict[str, Any] = dict(TOKEN_ID_FIELDS)
         self._slots = asyncio.Semaphore(max_connections)
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-        limits = httpx.Limits(max_connections=max_connections, max_keepalive_connections=64)
+        limits = httpx.Limits(
+            max_connections=max_connections, max_keepalive_connections=64, keepalive_expiry=KEEP_IDLE_S
+        )
         try:
             self._http = httpx.AsyncClient(base_url=self.base_url, headers=headers, limits=limits, timeout=timeout_s)
         except (httpx.InvalidURL, UnicodeEncodeError) as error:

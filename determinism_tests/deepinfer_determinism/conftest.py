@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from deepinfer_determinism.engine import Children
-from deepinfer_determinism.harness import Harness, Options
+from deepinfer_determinism.harness import NUM_CHILDREN, Harness, Options
 from deepinfer_determinism.results import write_result
 from deepinfer_determinism.session import Plan, make_plan
 
@@ -76,6 +76,11 @@ def workload_seed(request: pytest.FixtureRequest) -> int:
 
 
 @pytest.fixture(scope="session")
+def plan(request: pytest.FixtureRequest) -> Plan:
+    return _plan(request.config)
+
+
+@pytest.fixture(scope="session")
 def has_whole_set(request: pytest.FixtureRequest) -> bool:
     """Every relation of the plan and every operation is among the selected tests, and --relation left none out."""
     from deepinfer_determinism.operation_cases_cache import OPERATIONS
@@ -101,9 +106,9 @@ def harness(request: pytest.FixtureRequest, has_whole_set: bool) -> Iterator[Har
     plan = _plan(config)
     wanted = [item.callspec.params["case"] for item in _with_parameters(request.session, "case")]
     has_mutants = config.getoption("--device") == "cpu" and bool(_with_parameters(request.session, "mutant"))
-    with Children(config.getoption("--device")) as children:
+    with Children(config.getoption("--device"), NUM_CHILDREN) as children:
         session = config.stash[HARNESS] = Harness(_options(config), children, has_whole_set)
-        session.start(plan.groups(wanted, has_mutants=has_mutants))
+        session.start(plan.schedules(wanted, has_mutants=has_mutants))
         yield session
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +17,7 @@ from types import TracebackType
 import torch
 from safetensors import safe_open
 
-from deepinfer_determinism.child import CPU_KEY, ENGINE_KEY, REACHED_KEY, result_path
+from deepinfer_determinism.child import CPU_KEY, ENGINE_KEY, REACHED_KEY, claim_path, result_path
 from deepinfer_determinism.schedule import SMALL_CHECKPOINTS, Schedule, plan_to_json
 from deepinfer_plugin import envs
 from deepinfer_plugin.engine_child.plan import FACTS_KEY, RunFacts, facts_from_json
@@ -55,13 +55,18 @@ class ScheduleResult:
 
 
 class Children:
-    """Child processes, each working through a plan; leaving the context stops those that still run."""
+    """Child processes that work through the same plans; leaving the context stops them.
 
-    def __init__(self, device: str = "cpu") -> None:
-        self._device = device
+    Args:
+        device: ``cpu`` or ``cuda``.
+        count: processes; they start with the first plan.
+    """
+
+    def __init__(self, device: str = "cpu", count: int = 1) -> None:
+        self._device, self._count = device, count
         self._temporary = tempfile.TemporaryDirectory(prefix="deepinfer-determinism-")
-        self._started: list[_Child] = []
-        self._lasting: _Child | None = None
+        self._children: list[_Child] = []
+        self._num_plans = 0
 
     def __enter__(self) -> Children:
         return self
@@ -69,34 +74,72 @@ class Children:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        for child in self._started:
+        for child in self._children:
             child.stop()
         self._temporary.cleanup()
 
-    def start(self, schedules: Sequence[Schedule], timeout_s: float = 3600.0) -> Iterator[ScheduleResult]:
-        """Start a child at once; the iterator yields each result when it is there, and raises EngineError.
+    def start(self, schedules: Sequence[Schedule], timeout_s: float = 3600.0) -> Running:
+        """Let the children work through a plan, behind those that they have; each schedule runs in one of them.
 
         Args:
-            schedules: run one after another in this child.
-            timeout_s: for all of them.
+            schedules: taken in this order.
+            timeout_s: for all of them, from now on.
         """
-        child = self._new_child()
-        child.send(schedules)
-        child.close()
-        return child.results(schedules, timeout_s)
+        root = Path(self._temporary.name)
+        while len(self._children) < self._count:
+            self._children.append(_Child(root / f"child-{len(self._children)}.log", self._device))
+        self._num_plans += 1
+        folder = root / str(self._num_plans)
+        folder.mkdir()
+        plan = folder / "plan.json"
+        plan.write_text(plan_to_json([_with_model(schedule) for schedule in schedules]), encoding="utf-8")
+        for child in self._children:
+            child.send([str(plan), str(folder)])
+        return Running(self._children, schedules, folder, time.monotonic() + timeout_s)
 
     def run(self, schedules: Sequence[Schedule], timeout_s: float = 3600.0) -> dict[str, ScheduleResult]:
-        """Run schedules one after another in a child that the next call uses again; results by name of the schedule."""
-        child = self._lasting = self._lasting or self._new_child()
-        child.send(schedules)
-        return {result.schedule.name: result for result in child.results(schedules, timeout_s)}
+        """Run schedules; results by name."""
+        running = self.start(schedules, timeout_s)
+        return {schedule.name: running.result(schedule.name) for schedule in schedules}
 
-    def _new_child(self) -> _Child:
-        folder = Path(self._temporary.name) / str(len(self._started))
-        folder.mkdir()
-        child = _Child(folder, self._device)
-        self._started.append(child)
-        return child
+
+class Running:
+    """A plan that children work through."""
+
+    def __init__(
+        self, children: Sequence[_Child], schedules: Sequence[Schedule], folder: Path, deadline_s: float
+    ) -> None:
+        self._children, self._folder, self._deadline_s = children, folder, deadline_s
+        self._numbers = {schedule.name: number for number, schedule in enumerate(schedules)}
+        self._schedules = schedules
+
+    def result(self, name: str) -> ScheduleResult:
+        """Wait for the result of a schedule; it can be read once.
+
+        Raises:
+            EngineError: the child that took it has ended, all have ended, or time is over.
+        """
+        number = self._numbers[name]
+        path, schedule = result_path(self._folder, number), self._schedules[number]
+        while not path.exists():
+            lost = self._lost(number)
+            if lost is not None and not path.exists():
+                raise EngineError(lost.failure(schedule, f"ended with exit code {lost.exit_code}"))
+            if time.monotonic() > self._deadline_s:
+                raise EngineError(self._children[0].failure(schedule, "did not come in time"))
+            time.sleep(POLL_S)
+        result = _read(path, schedule)
+        path.unlink()
+        return result
+
+    def _lost(self, number: int) -> _Child | None:
+        """The ended child for which this schedule waits in vain."""
+        ended = {child.process_id: child for child in self._children if child.exit_code is not None}
+        claim = claim_path(self._folder, number)
+        taken_by = claim.read_text(encoding="utf-8") if claim.exists() else ""
+        if taken_by in ended:
+            return ended[taken_by]
+        return self._children[0] if len(ended) == len(self._children) else None
 
 
 def run_schedules(schedules: Sequence[Schedule], device: str = "cpu") -> dict[str, ScheduleResult]:
@@ -106,12 +149,11 @@ def run_schedules(schedules: Sequence[Schedule], device: str = "cpu") -> dict[st
 
 
 class _Child:
-    def __init__(self, folder: Path, device: str) -> None:
-        self._folder, self._num_plans = folder, 0
+    def __init__(self, log: Path, device: str) -> None:
         variables = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"}
         if device == "cpu":
             variables["DEEPINFER_ACCELERATOR"] = "cpu"
-        self._log = folder / "child.log"
+        self._log = log
         with open(self._log, "wb") as sink:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "deepinfer_determinism.child"],
@@ -122,49 +164,33 @@ class _Child:
                 text=True,
             )
 
-    def send(self, schedules: Sequence[Schedule]) -> None:
-        """Let the child run a plan behind those it has; one that has ended is noticed where its results are read."""
-        self._num_plans += 1
-        out = self._folder / str(self._num_plans)
-        out.mkdir()
-        plan = out / "plan.json"
-        plan.write_text(plan_to_json([_with_model(schedule) for schedule in schedules]), encoding="utf-8")
+    @property
+    def process_id(self) -> str:
+        return str(self._process.pid)
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return self._process.poll()
+
+    def send(self, words: Sequence[str]) -> None:
+        """Hand over a plan; that the child has ended is noticed where its results are read."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps([str(plan), str(out)]) + "\n")
+            self._process.stdin.write(json.dumps(words) + "\n")
             self._process.stdin.flush()
-
-    def close(self) -> None:
-        """No plan follows: the child ends behind its last one."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
-
-    def results(self, schedules: Sequence[Schedule], timeout_s: float) -> Iterator[ScheduleResult]:
-        """Results of the plan that was sent last."""
-        folder, begin_s = self._folder / str(self._num_plans), time.monotonic()
-        for number, schedule in enumerate(schedules):
-            path = result_path(folder, number)
-            while not path.exists():
-                code = self._process.poll()
-                if code is not None and not path.exists():
-                    raise EngineError(self._failure(f"ended with exit code {code}", schedule))
-                if time.monotonic() - begin_s > timeout_s:
-                    self.stop()
-                    raise EngineError(self._failure(f"was stopped after {timeout_s:.0f} s", schedule))
-                time.sleep(POLL_S)
-            yield _read(path, schedule)
-            path.unlink()
 
     def stop(self) -> None:
         if self._process.poll() is None:
             self._process.kill()
-        self.close()
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
         self._process.wait()
 
-    def _failure(self, ending: str, schedule: Schedule) -> str:
+    def failure(self, schedule: Schedule, ending: str) -> str:
         tail = self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL_LINES:]
-        return f"engine child: schedule {schedule.name!r}: it {ending}; its log ends\n" + "\n".join(tail)
+        return f"engine child: schedule {schedule.name!r}: it {ending}; the child's log ends\n" + "\n".join(tail)
 
 
 def _read(path: Path, schedule: Schedule) -> ScheduleResult:

@@ -21,9 +21,10 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 MODEL = "fake"
-FAULTS = ("crowd", "stream", "asked", "seed", "shared noise", "leak", "restart", "cut", "no logprobs", "busy")
+FAULTS = ("crowd", "stream", "asked", "seed", "shared noise", "leak", "restart", "cut", "no logprobs", "busy", "fails")
 MAX_PROMPT_CHARS = 2000
 STEP_S = 0.002
+LAST_SERVED = 60  # request of the fault ``fails`` behind which every one fails
 
 
 @dataclass(slots=True)
@@ -42,6 +43,7 @@ class FakeServer:
     num_cut: int = 0
     last_prompt: str = ""
     bodies: list[dict[str, Any]] = field(default_factory=list)
+    client_ports: list[int] = field(default_factory=list)
 
     def app(self, middleware: list[Middleware] | None = None) -> Starlette:
         routes = [
@@ -59,6 +61,10 @@ class FakeServer:
         is_chat = request.url.path.endswith("chat/completions")
         self.bodies.append(body)
         self.num_served += 1
+        if request.client is not None:
+            self.client_ports.append(request.client.port)
+        if self.fault == "fails" and self.num_served > LAST_SERVED:
+            return JSONResponse({"error": {"message": "the engine is dead"}}, status_code=500)
         if self.fault == "busy" and self.num_served % 10 == 0:
             return JSONResponse({"error": {"message": "too many requests"}}, status_code=429)
         prompt = body["messages"][-1]["content"] if is_chat else body["prompt"]

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from deepinfer_determinism import mechanisms, relations, schedule
+from deepinfer_determinism.cases import Case
 from deepinfer_determinism.compare import Comparison, Given, compare_request
 from deepinfer_determinism.coverage import coverage_rows
-from deepinfer_determinism.engine import Children, ScheduleResult, checkpoint_folder
-from deepinfer_determinism.relations import Relation, Setting
+from deepinfer_determinism.engine import Children, Running, ScheduleResult
 from deepinfer_determinism.results import (
     CoverageRow,
     MutantResult,
@@ -20,11 +20,9 @@ from deepinfer_determinism.results import (
     RunResult,
 )
 from deepinfer_determinism.schedule import Schedule
-from deepinfer_determinism.workload import Sizes, Workload, base_name
-from deepinfer_plugin.errors import EngineError
+from deepinfer_determinism.workload import Workload, base_name
 
 NUM_CHILDREN = 2  # at once: the quick set is made for two cores
-RESTARTED = "restart"  # the relation that must not share a process with what it is compared with
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +43,7 @@ class Harness:
         self._options = options
         self._has_whole_set = has_whole_set
         self._children = children
-        self._streams: list[Iterator[ScheduleResult]] = []
-        self._stream_of: dict[str, int] = {}
+        self._running: dict[str, Running] = {}
         self._arrived: dict[str, ScheduleResult] = {}
         self._begin_s = time.monotonic()
         self._reached: list[Mapping[str, tuple[int, int]]] = []
@@ -55,23 +52,18 @@ class Harness:
         self._operations: list[OperationResult] = []
         self.cpu_s = 0.0
 
-    def start(self, groups: Sequence[Sequence[Schedule]]) -> None:
-        """Start one child per group; names of schedules are unique over all groups."""
-        for group in groups:
-            if group:
-                for item in group:
-                    self._stream_of[item.name] = len(self._streams)
-                    self._store(item)
-                self._streams.append(self._children.start(group))
+    def start(self, schedules: Sequence[Schedule]) -> None:
+        """Let the children run schedules, whose names are unique, but those that they have already."""
+        new = [item for item in schedules if item.name not in self._running]
+        if new:
+            for item in new:
+                self._store(item)
+            self._running |= dict.fromkeys([item.name for item in new], self._children.start(new))
 
     def result(self, name: str) -> ScheduleResult:
         """Wait for the result of a schedule."""
-        stream = self._streams[self._stream_of[name]]
-        while name not in self._arrived:
-            result = next(stream, None)
-            if result is None:
-                raise EngineError(f"engine child: schedule {name!r} did not run, its child had ended before it")
-            self._arrived[result.schedule.name] = result
+        if name not in self._arrived:
+            result = self._arrived[name] = self._running[name].result(name)
             self._reached.append(result.reached)
             self.cpu_s += result.cpu_s
         return self._arrived[name]
@@ -80,40 +72,40 @@ class Harness:
         """Free the rows of a schedule that nothing is compared with any more."""
         self._arrived.pop(name, None)
 
-    def check(
-        self, relation: Relation, setting: Setting, name: str, alone_name: str, workload: Workload
-    ) -> RelationResult:
-        """Compare the schedule of a relation with the probes alone."""
-        if setting.device in relation.not_on:
+    def check(self, case: Case) -> RelationResult:
+        """Compare the schedule of a case with the probes alone."""
+        configuration = case.configuration
+        label = " ".join(filter(None, (configuration.setting.label, configuration.label)))
+        if case.not_applicable:
             result = RelationResult(
-                relation=relation.name,
-                configuration=setting.label,
+                relation=case.relation.name,
+                configuration=label,
                 rows_compared=0,
                 differences=0,
                 first_difference=None,
                 mechanisms={},
                 exercised=False,
                 seconds=0.0,
-                not_applicable=relation.not_on[setting.device],
+                not_applicable=case.not_applicable,
             )
             self._relations.append(result)
             return result
-        got, want = self.result(name), self.result(alone_name)
-        comparison = compare_probes(workload, want, got)
+        got, want = self.result(case.name), self.result(configuration.alone_name)
+        comparison = compare_probes(configuration.workload, want, got)
         counts = mechanisms.count(got)
         result = RelationResult(
-            relation=relation.name,
-            configuration=" ".join((setting.label, *got.schedule.run.flags[len(relations.BASE_FLAGS) :])),
+            relation=case.relation.name,
+            configuration=" ".join((label, *got.schedule.run.flags[len(relations.BASE_FLAGS) :])),
             rows_compared=comparison.rows,
             differences=comparison.differences,
             first_difference=comparison.first,
-            mechanisms={key: value for key, value in counts.items() if value > 0 or key in relation.required},
-            exercised=all(counts[key] >= least for key, least in relation.required.items()),
+            mechanisms={key: value for key, value in counts.items() if value > 0 or key in case.required},
+            exercised=all(counts[key] >= least for key, least in case.required.items()),
             seconds=got.seconds,
-            schedules=self._paths(alone_name, name),
+            schedules=self._paths(configuration.alone_name, case.name),
         )
         self._relations.append(result)
-        self.drop(name)
+        self.drop(case.name)
         return result
 
     def add_mutant(self, result: MutantResult) -> None:
@@ -175,19 +167,3 @@ def compare_probes(workload: Workload, want: ScheduleResult, got: ScheduleResult
             may_be_short=name in aborted or bool(request.forced),
         )
     return total
-
-
-def make_workload(setting: Setting, depth: str, seed: int) -> Workload:
-    """The probes of a configuration."""
-    sizes = Sizes.from_model_dir(checkpoint_folder(setting.checkpoint))
-    return Workload.build(sizes, seed) if depth == "quick" else Workload.build_full(sizes, seed)
-
-
-def named(item: Schedule, name: str) -> Schedule:
-    """The schedule under another name."""
-    return replace(item, run=replace(item.run, name=name))
-
-
-def alone_schedule(workload: Workload, setting: Setting, name: str) -> Schedule:
-    """The probes alone, under a name of its own."""
-    return named(relations.alone(workload, setting), name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from deepinfer_determinism.engine_facts import CAPTURED_SIZES, CONCURRENT_BATCHES
@@ -30,6 +30,14 @@ INVERTED_PAIRS = "pairs of requests in another order than the probes'"
 LONGEST_CONTEXT = "longest context beside a probe"
 FORCED = "forced output tokens"
 KINDS_OF_LOGPROBS = "different numbers of log-probabilities asked for"
+HIT_LENGTHS = "different lengths of prefix hits, none included"
+LEFT_OUT_ROWS = "prompt rows that the decoder layers left out"
+REPLAYED_ROWS = "rows that passed the encoder layers again"
+VERIFIED_AT_ONCE = "most drafts of a request verified in one step"
+ACCEPTED_DRAFTS = "drafts accepted"
+REJECTED_DRAFTS = "drafts rejected"
+SHORTENED = "verifications of fewer drafts than the most"
+IMAGES = "images of finished requests"
 LOST_HITS = "cached prompt tokens that were evicted before the retry"
 
 
@@ -87,6 +95,12 @@ def _cached_tokens(result: ScheduleResult) -> int:
 
 def _cached_requests(result: ScheduleResult) -> int:
     return sum(request.facts.num_cached_tokens > 0 for request in result.requests.values())
+
+
+def _images(result: ScheduleResult) -> int:
+    """Images of requests that finished."""
+    requests = result.schedule.requests
+    return sum(len(requests[name].images) for name, found in result.requests.items() if found.facts.finished)
 
 
 def _preemptions(result: ScheduleResult) -> int:
@@ -176,6 +190,11 @@ def _lost_hits(result: ScheduleResult) -> int:
     return sum(max(0, tokens - cached.get(f"{name}@retry", tokens)) for name, tokens in again.items())
 
 
+def _shortened(verified: Sequence[int]) -> int:
+    """Of counts by draft position: how many of those with a first draft had no last one."""
+    return verified[0] - min((count for count in verified if count > 0), default=0)
+
+
 COUNTERS: Mapping[str, Callable[[ScheduleResult], int]] = {
     REQUESTS_IN_ONE_STEP: _requests_in_one_step,
     MIXED_STEPS: _mixed_steps,
@@ -184,6 +203,7 @@ COUNTERS: Mapping[str, Callable[[ScheduleResult], int]] = {
     CACHED_TOKENS: _cached_tokens,
     CACHED_REQUESTS: _cached_requests,
     PREEMPTIONS: _preemptions,
+    IMAGES: _images,
     WAITED: _waited,
     LATE_SLOTS: _late_slots,
     ABORTED_IN_PROMPT: lambda result: _aborted(result, True),
@@ -197,6 +217,15 @@ COUNTERS: Mapping[str, Callable[[ScheduleResult], int]] = {
     FORCED: lambda result: sum(len(request.forced) for request in result.schedule.requests.values()),
     KINDS_OF_LOGPROBS: lambda result: len(set(_sampling(result, "logprobs"))),
     LOST_HITS: _lost_hits,
+    HIT_LENGTHS: lambda result: len({request.facts.num_cached_tokens for request in result.requests.values()}),
+    LEFT_OUT_ROWS: lambda result: result.facts.replay["skipped_decoder_rows"],
+    VERIFIED_AT_ONCE: lambda result: sum(count > 0 for count in result.facts.drafts["verified"]),
+    ACCEPTED_DRAFTS: lambda result: sum(result.facts.drafts["accepted"]),
+    REJECTED_DRAFTS: lambda result: sum(result.facts.drafts["verified"]) - sum(result.facts.drafts["accepted"]),
+    SHORTENED: lambda result: (
+        result.facts.drafts["verified"][0] - min(filter(None, result.facts.drafts["verified"]), default=0)
+    ),
+    REPLAYED_ROWS: lambda result: result.facts.replay["replayed_encoder_rows"],
     CONCURRENT_BATCHES: lambda result: result.engine[CONCURRENT_BATCHES],
     CAPTURED_SIZES: lambda result: result.engine[CAPTURED_SIZES],
 }

@@ -11,13 +11,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from deepinfer_determinism.compare import Comparison, Given, compare_request
-from deepinfer_determinism.engine import ScheduleResult
-from deepinfer_determinism.harness import Options, make_workload
+from deepinfer_determinism.draft_mutant_runs import draft_mutant_schedules
+from deepinfer_determinism.engine import ScheduleResult, checkpoint_folder
+from deepinfer_determinism.harness import Options
 from deepinfer_determinism.mutants import Mutant
 from deepinfer_determinism.mutants_engine import ENGINE_MUTANTS
 from deepinfer_determinism.relations import NO_CACHE, SMALL_BLOCKS, Setting, few_blocks, make_schedule
 from deepinfer_determinism.schedule import Schedule
-from deepinfer_determinism.workload import Workload
+from deepinfer_determinism.workload import Sizes, Workload
 from deepinfer_plugin.engine_child.plan import Action, Request
 from deepinfer_plugin.settings import Arithmetic
 
@@ -129,9 +130,9 @@ def _setting(options: Options) -> Setting:
 
 
 def mutant_schedules(options: Options) -> list[Schedule]:
-    """One schedule per engine."""
+    """One schedule per engine, then those of verification."""
     setting = _setting(options)
-    workload = make_workload(setting, "quick", options.workload_seed)
+    workload = Workload.build(Sizes.from_model_dir(checkpoint_folder(options.checkpoint)), options.workload_seed)
     schedules = []
     for engine in sorted({SHARED.get(name, name) for name in ENGINES}):
         actions: list[Action] = []
@@ -147,7 +148,7 @@ def mutant_schedules(options: Options) -> list[Schedule]:
         few = few_blocks(workload.sizes, stress.arithmetic) if stress.has_few_blocks else ()
         made = make_schedule(schedule_name(engine), actions, own_setting, (*stress.flags, *few))
         schedules.append(replace(made, action_faults=faults, observe=False))
-    return schedules
+    return schedules + draft_mutant_schedules(setting, workload)
 
 
 def _of_engine(engine: str) -> list[Mutant]:

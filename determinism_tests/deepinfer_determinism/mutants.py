@@ -54,8 +54,9 @@ def changed(path: str, change: Change) -> Iterator[Calls]:
 
 
 def all_mutants() -> tuple[Mutant, ...]:
-    """Operation mutants, then engine mutants."""
+    """Operation mutants, then those of the engine and of verification."""
+    from deepinfer_determinism.mutants_drafts import DRAFT_MUTANTS
     from deepinfer_determinism.mutants_engine import ENGINE_MUTANTS
     from deepinfer_determinism.mutants_operations import OPERATION_MUTANTS
 
-    return OPERATION_MUTANTS + ENGINE_MUTANTS
+    return OPERATION_MUTANTS + ENGINE_MUTANTS + DRAFT_MUTANTS

@@ -97,6 +97,9 @@ def _grouped(n: int, variant: str, g: torch.Generator, device: str) -> tuple[Ten
     return named("x weight scale", "x", (x.view(n, 2, 96), weight, scale))
 
 
+EXPERTS = ("x", "topk_idx", "topk_weights", "w13", "w13_scale", "w2", "w2_scale")
+
+
 def _experts(n: int, variant: str, g: torch.Generator, device: str) -> tuple[Tensors, Sequence[str]]:
     num_experts = 3 if variant == "crowded" else 16  # crowded: more than a row tile per expert
     return moe_experts_inputs(n, 2, 64, 32, num_experts, FP32, g, device), ("x", "topk_idx", "topk_weights")
@@ -249,7 +252,7 @@ DENSE: tuple[Operation, ...] = (
         "moe_experts.moe_experts",
         _experts,
         # sums of a few e4m3 and e2m1 products are exact in any order: only whole fp32 inputs show one
-        lambda t, v: moe_experts.moe_experts(**t, limit=10.0, quantize_input=v != "crowded"),
+        lambda t, v: moe_experts.moe_experts(*(t[name] for name in EXPERTS), limit=10.0, quantize_input=v != "crowded"),
         variants=("sparse", "crowded"),
         sizes=LARGE_SIZES,
     ),

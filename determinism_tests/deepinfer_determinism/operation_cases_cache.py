@@ -6,10 +6,19 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from deepinfer_determinism.operation_cases import DENSE
+from deepinfer_determinism.operation_cases import DENSE, operation
 from deepinfer_determinism.operation_cases_fused import FUSED
 from deepinfer_determinism.operations import Layout, Operation, Outputs, Run, laid_out, rowwise
-from deepinfer_kernels import indexer_logits, indexer_topk, kv_compress, kv_store, sparse_attention, swa_indices
+from deepinfer_kernels import (
+    dense_attention,
+    indexer_logits,
+    indexer_topk,
+    kv_compress,
+    kv_store,
+    sparse_attention,
+    swa_indices,
+)
+from deepinfer_kernels.dense_attention.reference import make_inputs as dense_attention_inputs
 from deepinfer_kernels.indexer_logits.reference import make_inputs as indexer_logits_inputs
 from deepinfer_kernels.indexer_topk.reference import make_inputs as indexer_topk_inputs
 from deepinfer_kernels.kv_compress.reference import make_inputs as kv_compress_inputs
@@ -193,6 +202,12 @@ def _entry_slots(n: int, variant: str, g: torch.Generator, device: str) -> Run:
     return rowwise(inputs, tuple(inputs), lambda t: swa_indices.entry_slots(t["indices"], t["req_idx"], table, 4))
 
 
+def _dense(n: int, variant: str, g: torch.Generator, device: str) -> tuple[Mapping[str, torch.Tensor], Sequence[str]]:
+    """Queries of one image; the variant is the number of its keys."""
+    q, k, v = dense_attention_inputs(n, int(variant), 3, 32, FP32, g, device)
+    return {"q": q, "k": k, "v": v}, ("q",)
+
+
 OPERATIONS: tuple[Operation, ...] = (
     *DENSE,
     *FUSED,
@@ -215,6 +230,13 @@ OPERATIONS: tuple[Operation, ...] = (
         build=_attention,
         variants=("short", "tile", "long"),
         sizes=(1, 2, 15, 16, 17, 63, 64, 260),
+    ),
+    operation(
+        "dense_attention.dense_attention",
+        _dense,
+        lambda t, _: dense_attention.dense_attention(t["q"], t["k"], t["v"], 32**-0.5),
+        variants=("1", "63", "64", "65", "130"),
+        sizes=(1, 2, 15, 16, 17, 33, 130),
     ),
     Operation(name="swa_indices.window_slots", build=_window_slots),
     Operation(name="swa_indices.entry_slots", build=_entry_slots),

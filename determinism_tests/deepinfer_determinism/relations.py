@@ -37,11 +37,15 @@ Actions = Sequence[Action]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What all schedules of one configuration share."""
+    """What all engines of a configuration share, in the words of ``EngineRun``; ``flags`` stand before a relation's."""
 
     checkpoint: str = "nano:0"
     arithmetic: Arithmetic = Arithmetic.REF
     device: str = "cpu"
+    flags: tuple[str, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=lambda: WITHOUT_REPLAY)
+    drafter: str | None = None
+    lengths: str | None = None
 
     @property
     def label(self) -> str:
@@ -59,6 +63,8 @@ class Relation:
         required: the least count of every mechanism without which the relation shows nothing.
         flags: of ``vllm serve``, after BASE_FLAGS.
         has_few_blocks: the cache holds one long request and little more.
+        has_own_process: it must not share one with the probes alone.
+        is_kept_by_replay: its change keeps the prompt as it is, of which bounded replay makes the answer a function.
         not_on: device to the reason why the relation cannot be tried there.
     """
 
@@ -68,6 +74,8 @@ class Relation:
     required: Mapping[str, int]
     flags: tuple[str, ...] = ()
     has_few_blocks: bool = False
+    has_own_process: bool = False
+    is_kept_by_replay: bool = True
     not_on: Mapping[str, str] = field(default_factory=dict)
 
     def schedule(self, workload: Workload, setting: Setting) -> Schedule:
@@ -76,21 +84,17 @@ class Relation:
         return make_schedule(self.name, self.actions(workload), setting, (*self.flags, *few))
 
 
-def make_schedule(
-    name: str,
-    actions: Actions,
-    setting: Setting,
-    flags: Sequence[str] = (),
-    variables: Mapping[str, str] = WITHOUT_REPLAY,
-) -> Schedule:
+def make_schedule(name: str, actions: Actions, setting: Setting, flags: Sequence[str] = ()) -> Schedule:
     """A schedule in the engine that all relations share but for ``flags``."""
     run = EngineRun(
         name=name,
         model=setting.checkpoint,
         arithmetic=setting.arithmetic,
-        flags=(*BASE_FLAGS, *flags),
+        flags=(*BASE_FLAGS, *setting.flags, *flags),
         actions=tuple(actions),
-        variables=variables,
+        variables=setting.variables,
+        drafter=setting.drafter,
+        lengths=setting.lengths,
     )
     return Schedule(run=run, observe=True)
 
@@ -171,7 +175,7 @@ def _cache_hit(workload: Workload) -> Actions:
 
 def _preemption(workload: Workload) -> Actions:
     long = [probe for probe in workload.probes if PAGES[0] < len(probe.tokens) <= LONGEST_IN_FEW_BLOCKS][:24]
-    growing = [workload.neighbour(f"n{i}", 30 + i, 40) for i in range(9)]
+    growing = [workload.neighbour(f"n{i}", 30 + i, 30) for i in range(9)]
     return [Action(add=tuple(growing), steps=4), Action(add=tuple(long), steps=3), Action()]
 
 
@@ -370,6 +374,7 @@ RELATIONS: tuple[Relation, ...] = (
         promise="the log-probabilities that a request, or another one, asks for",
         actions=_logprobs,
         required={m.KINDS_OF_LOGPROBS: 5, m.REQUESTS_IN_ONE_STEP: 8},
+        is_kept_by_replay=False,  # asks for prompt rows
     ),
     Relation(
         name="structured output",
@@ -388,6 +393,7 @@ RELATIONS: tuple[Relation, ...] = (
         promise="whether a token was part of the prompt or generated before",
         actions=_forced,
         required={m.FORCED: 40},
+        is_kept_by_replay=False,  # feeds the end of a prompt as output
     ),
     Relation(
         name="lifecycle",
@@ -417,6 +423,7 @@ RELATIONS: tuple[Relation, ...] = (
         actions=_neighbours,
         required={m.REQUESTS_IN_ONE_STEP: 44},
         flags=(ROOMY,),
+        has_own_process=True,
     ),
     Relation(
         name="async scheduling",

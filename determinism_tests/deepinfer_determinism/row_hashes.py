@@ -343,7 +343,8 @@ def _hashed(recorder: Recorder, name: str, function: Callable[..., Any]) -> Call
 
 def _wrap_engine(recorder: Recorder, stack: ExitStack) -> None:
     """Follow the model's modules, the steps, and the proof at start-up, whose operations must stay as they are."""
-    from deepinfer_plugin.model.flash import DeepseekV41ForCausalLM, Embedding
+    from deepinfer_plugin.model.flash import DeepseekV41ForCausalLM
+    from deepinfer_plugin.model.linear import Embedding
     from deepinfer_plugin.worker import model_state
 
     def before(module: torch.nn.Module, args: Any) -> None:

@@ -29,11 +29,15 @@ class Schedule:
         action_faults: import paths of planted faults by number of the action they are in force in; those of
             ``run.faults`` are in force from before the engine is built.
         observe: count which side of every threshold is reached.
+        apart_from: name of a schedule that must not have run in the same process before.
+        beside: name of a schedule that must, because its answers are drafts here.
     """
 
     run: EngineRun
     action_faults: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     observe: bool = False
+    apart_from: str = ""
+    beside: str = ""
 
     @property
     def name(self) -> str:
@@ -48,7 +52,15 @@ class Schedule:
         """Plain values, for ``json.dumps``."""
         (run,) = runs_to_json((self.run,))
         faults = {str(number): list(paths) for number, paths in self.action_faults.items()}
-        return {"kind": KIND, "format": FORMAT, "run": run, "action_faults": faults, "observe": self.observe}
+        return {
+            "kind": KIND,
+            "format": FORMAT,
+            "run": run,
+            "action_faults": faults,
+            "observe": self.observe,
+            "apart_from": self.apart_from,
+            "beside": self.beside,
+        }
 
     @classmethod
     def from_json(cls, value: Any) -> Schedule:
@@ -67,7 +79,13 @@ class Schedule:
                 raise InputError(
                     f"schedule: action_faults names action {wrong[0]}, expected one of the {len(run.actions)} actions"
                 )
-            return cls(run=run, action_faults=faults, observe=bool(value["observe"]))
+            return cls(
+                run=run,
+                action_faults=faults,
+                observe=bool(value["observe"]),
+                apart_from=str(value.get("apart_from", "")),
+                beside=str(value.get("beside", "")),
+            )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(f"schedule: a field is wrong ({error}), expected what save writes") from None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import signal
 import subprocess
@@ -13,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from deepinfer_determinism import certify
-from deepinfer_determinism.client import Answer, EndpointError, double_bits, double_of
+from deepinfer_determinism import certify, client
+from deepinfer_determinism.client import Answer, Ask, Endpoint, EndpointError, double_bits, double_of
 from deepinfer_determinism.endpoint_relations import RELATIONS
 from deepinfer_determinism.fake_server import MODEL, FakeServer, serving
 from deepinfer_determinism.results import DIFFERENT, EQUAL, NOT_APPLICABLE, RunResult
@@ -114,6 +115,31 @@ def test_the_limit_of_requests_keeps_what_was_found(tmp_path: Path, capsys: pyte
     assert len(value["run"]["relations"]) == 2
 
 
+def test_a_server_that_fails_before_the_end_is_no_pass(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "certify.json"
+    with serving("fails") as fake:
+        assert certify.run(arguments(fake.base_url, out)) == 2
+    assert "answered 500: the engine is dead" in capsys.readouterr().out
+    assert outcomes(out)["repeat"] == EQUAL
+
+
+def test_an_idle_connection_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server may close it while the next request is on its way."""
+
+    async def ask_twice(fake: FakeServer) -> None:
+        async with Endpoint(fake.base_url, MODEL) as endpoint:
+            for _ in range(2):
+                await endpoint.complete(Ask(prompt="a", max_tokens=1))
+                await endpoint.complete(Ask(prompt="a", max_tokens=1))
+                await asyncio.sleep(0.3)
+
+    monkeypatch.setattr(client, "KEEP_IDLE_S", 0.2)
+    with serving() as fake:
+        asyncio.run(ask_twice(fake))
+        first, at_once, later, _ = fake.client_ports
+        assert first == at_once != later
+
+
 def test_ctrl_c_keeps_what_was_found(tmp_path: Path) -> None:
     out = tmp_path / "certify.json"
     with serving() as fake:
@@ -161,10 +187,6 @@ def test_an_answer_keeps_its_bits_as_json() -> None:
 
 
 def test_the_fake_server_counts_a_client_that_leaves() -> None:
-    import asyncio
-
-    from deepinfer_determinism.client import Ask, Endpoint
-
     async def leave(fake: FakeServer) -> Answer:
         async with Endpoint(fake.base_url, MODEL) as endpoint:
             return await endpoint.stream(Ask(prompt="a", max_tokens=500), cut_after=2)

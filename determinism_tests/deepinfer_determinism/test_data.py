@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from deepinfer_determinism import schedule
+from deepinfer_determinism.cases import Case
+from deepinfer_determinism.configurations import configurations
 from deepinfer_determinism.relations import RELATIONS, Setting, alone
 from deepinfer_determinism.results import (
     CoverageRow,
@@ -48,12 +50,23 @@ def relation_result(**changes: object) -> RelationResult:
     return replace(result, **changes)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("relation", RELATIONS, ids=lambda relation: relation.name)
-def test_every_schedule_is_read_as_it_was_written(relation: object, tmp_path: Path) -> None:
-    (known,) = [item for item in RELATIONS if item is relation]
-    written = known.schedule(Workload.build(SIZES, 3), Setting())
-    schedule.save(written, tmp_path / "s.json")
-    assert schedule.load(tmp_path / "s.json") == written
+@pytest.mark.parametrize("depth", ["quick", "full"])
+def test_every_schedule_is_read_as_it_was_written_and_has_a_name_of_its_own(depth: str, tmp_path: Path) -> None:
+    found = configurations(Setting(), SIZES, depth, 3)
+    cases = [Case(relation=relation, configuration=item) for item in found for relation in item.relations]
+    schedules = [case.schedule for case in cases]
+    schedules += {item.alone_name: item.alone for item in found}.values()
+    for written in schedules:
+        schedule.save(written, tmp_path / "s.json")
+        assert schedule.load(tmp_path / "s.json") == written
+    assert len({item.name for item in schedules}) == len(schedules)
+    assert {case.relation.name for case in cases} >= {relation.name for relation in RELATIONS}
+
+
+def test_a_restart_runs_apart_from_what_it_is_compared_with() -> None:
+    (configuration, *_) = configurations(Setting(), SIZES, "quick", 3)
+    apart = [Case(relation=item, configuration=configuration).schedule.apart_from for item in configuration.relations]
+    assert sorted(set(apart)) == ["", configuration.alone_name]
 
 
 def test_the_full_workload_repeats_and_holds_the_quick_one() -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from deepinfer_determinism.draft_mutant_runs import CONTROL as DRAFT_CONTROL
+from deepinfer_determinism.draft_mutant_runs import DRAFTING, PLAIN, compare_draft_mutant
 from deepinfer_determinism.harness import Harness
 from deepinfer_determinism.mutant_runs import CONTROL, ENGINES, compare_mutant, schedule_name
 from deepinfer_determinism.mutants import Mutant
+from deepinfer_determinism.mutants_drafts import DRAFT_MUTANTS
 from deepinfer_determinism.mutants_engine import ENGINE_MUTANTS
 from deepinfer_determinism.results import MutantResult
 
@@ -17,11 +20,15 @@ def _on_the_cpu(device: str) -> None:
         pytest.skip(f"faults are planted in the references, which a CPU runs; the device is {device}")
 
 
-@pytest.mark.parametrize("mutant", ENGINE_MUTANTS, ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", ENGINE_MUTANTS + DRAFT_MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_relation_catches(mutant: Mutant, harness: Harness) -> None:
-    result = harness.result(schedule_name(mutant.engine))
+    if mutant in DRAFT_MUTANTS:
+        result = harness.result(DRAFTING)
+        comparison = compare_draft_mutant(mutant.name, harness.result(PLAIN), result)
+    else:
+        result = harness.result(schedule_name(mutant.engine))
+        comparison = compare_mutant(mutant.name, result)
     ran = result.facts.fault_calls.get(mutant.fault, 0)
-    comparison = compare_mutant(mutant.name, result)
     harness.add_mutant(
         MutantResult(
             name=mutant.name,
@@ -40,4 +47,10 @@ def test_a_relation_catches(mutant: Mutant, harness: Harness) -> None:
 def test_the_schedules_of_the_mutants_are_equal_without_fault(mutant: str, harness: Harness) -> None:
     comparison = compare_mutant(f"{CONTROL} {mutant}", harness.result(schedule_name(mutant)))
     assert comparison.rows > 0 or mutant == "logprobs"
+    assert comparison.differences == 0, comparison.first
+
+
+def test_drafts_without_fault_change_nothing(harness: Harness) -> None:
+    comparison = compare_draft_mutant(DRAFT_CONTROL, harness.result(PLAIN), harness.result(DRAFTING))
+    assert comparison.rows > 50
     assert comparison.differences == 0, comparison.first

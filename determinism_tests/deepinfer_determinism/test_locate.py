@@ -237,7 +237,7 @@ def test_a_planted_fault_is_located_and_shrunk(tmp_path: Path, capsys: pytest.Ca
     replay.add_parser(commands)
     out = tmp_path / "located.json"
     parsed = parser.parse_args(
-        ["locate", str(tmp_path / "a.json"), str(tmp_path / "b.json"), "--out", str(out), "--engines", "4"]
+        ["locate", str(tmp_path / "a.json"), str(tmp_path / "b.json"), "--out", str(out), "--engines", "2"]
     )
     assert parsed.run(parsed) == 1
     said = capsys.readouterr().out

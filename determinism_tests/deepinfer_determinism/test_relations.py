@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from deepinfer_determinism.harness import Harness
+from deepinfer_determinism.cases import Case, Configuration
+from deepinfer_determinism.configurations import SEGMENT
+from deepinfer_determinism.harness import Harness, compare_probes
 from deepinfer_determinism.results import DIFFERENT, EQUAL, NOT_APPLICABLE
-from deepinfer_determinism.session import Case
+from deepinfer_determinism.session import Plan
 
 
 def test_bits_do_not_depend_on(case: Case, harness: Harness) -> None:
-    result = harness.check(case.relation, case.setting, case.name, case.alone_name, case.workload)
+    result = harness.check(case)
     if result.outcome == NOT_APPLICABLE:
-        pytest.skip(f"{case.relation.promise}: not applicable on {case.setting.device}: {result.not_applicable}")
+        pytest.skip(f"{case.relation.promise}: not applicable here: {result.not_applicable}")
     first = result.first_difference
     assert result.outcome != DIFFERENT, (
         f"{case.relation.promise}: {result.differences} of {result.rows_compared} rows differ; first at request "
@@ -21,7 +23,21 @@ def test_bits_do_not_depend_on(case: Case, harness: Harness) -> None:
     )
     missing = {
         name: result.mechanisms.get(name, 0)
-        for name, least in case.relation.required.items()
+        for name, least in case.required.items()
         if result.mechanisms.get(name, 0) < least
     }
     assert result.outcome == EQUAL, f"{case.relation.promise}: not exercised: {missing or 'no row was compared'}"
+
+
+def test_configurations_that_are_other_functions_differ(plan: Plan, harness: Harness) -> None:
+    """With replay on, under its two policies, and without: three functions of the prompt, or a variable did nothing."""
+
+    def configuration(label: str) -> Configuration:
+        return next(case.configuration for case in plan.cases if case.configuration.label == label)
+
+    without, exact, segment = (configuration(label) for label in ("", "replay exact", f"replay {SEGMENT}"))
+    harness.start([item.alone for item in (without, exact, segment)])
+    rows = [harness.result(item.alone_name) for item in (without, exact, segment)]
+    workload = exact.workload
+    assert compare_probes(workload, rows[1], rows[2]).differences > 0
+    assert compare_probes(workload, rows[0], rows[1]).differences > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import threading
 from pathlib import Path
 
 from deepinfer_determinism.results import read_result
+from deepinfer_determinism.run_command import TESTS
 
 DOTS = 3  # tests that have passed when the signal is sent; the second is the first operation
 
@@ -31,3 +33,10 @@ def test_a_run_that_is_stopped_keeps_what_it_found(tmp_path: Path) -> None:
     result = read_result(out)
     assert not result.is_complete
     assert len(result.operations) >= DOTS - 1
+
+
+def test_every_test_whose_result_a_certificate_holds_is_run() -> None:
+    """Those that take the session's harness, which collects results."""
+    takes_harness = re.compile(r"def test_\w+\([^)]*\bharness: Harness\b")
+    files = sorted(Path(__file__).parent.glob("test_*.py"))
+    assert sorted(TESTS) == [path.name for path in files if takes_harness.search(path.read_text(encoding="utf-8"))]

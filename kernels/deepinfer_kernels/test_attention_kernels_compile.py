@@ -8,6 +8,7 @@ import torch
 
 from deepinfer_kernels import tiling
 from deepinfer_kernels.compiling import compile_launch, launches_of
+from deepinfer_kernels.dense_attention.triton_kernel import dense_attention_triton
 from deepinfer_kernels.engram_gate.triton_kernel import engram_gate_triton
 from deepinfer_kernels.engram_hash.triton_kernel import engram_rows_triton
 from deepinfer_kernels.engram_lookup.triton_kernel import engram_lookup_triton
@@ -143,6 +144,11 @@ def _log_softmax() -> None:
     log_sum_exp_triton(logits)
 
 
+def _image_rows(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    qkv = torch.empty((1521, 3, 16, 64), dtype=dtype)
+    return qkv[:, 0], qkv[:, 1], qkv[:, 2]
+
+
 NATIVE = [RecordFormat.MXFP8, RecordFormat.NVFP4]
 CALLS: dict[str, Callable[[], object]] = {
     "rms_norm": lambda: rms_norm_triton(_bf16(ROWS, WIDTH), _bf16(WIDTH), 1e-20),
@@ -174,6 +180,8 @@ CALLS: dict[str, Callable[[], object]] = {
     "score decode": partial(_score, RecordFormat.MXFP4, True, 1),
     "score prefill": partial(_score, RecordFormat.MXFP4, True, 8),
     "score fp32": partial(_score, RecordFormat.FP32, False, None),
+    "dense attention bf16": lambda: dense_attention_triton(*_image_rows(torch.bfloat16), 64**-0.5),
+    "dense attention fp32": lambda: dense_attention_triton(*_image_rows(torch.float32), 64**-0.5),
     "attention portable": partial(_attend, sparse_attention_triton, _bf16(ROWS, HEADS, HEAD_DIM), NATIVE),
     "attention fp32": partial(
         _attend, sparse_attention_fp32_triton, _fp32(ROWS, HEADS, HEAD_DIM), NATIVE, round_p=False

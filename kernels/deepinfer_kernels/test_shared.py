@@ -132,7 +132,7 @@ def test_weight_beyond_the_budget_is_made_on_every_call() -> None:
     assert dense_cache.used_bytes() == 0
 
 
-@pytest.mark.parametrize("name", ["sigmoid", "silu", "softplus"])
+@pytest.mark.parametrize("name", ["gelu", "sigmoid", "silu", "softplus"])
 def test_pointwise_values_do_not_depend_on_the_place(name: str, device: str) -> None:
     function = getattr(pointwise, name)
     x = torch.randn(61, 24, generator=torch.Generator().manual_seed(3)).to(device) * 8
@@ -145,6 +145,7 @@ def test_pointwise_functions_keep_their_limits() -> None:
     x = torch.tensor([-200.0, 200.0])
     assert pointwise.sigmoid(x).tolist() == [0.0, 1.0]
     assert pointwise.silu(x).tolist() == [0.0, 200.0]
+    assert pointwise.gelu(x).tolist() == [0.0, 200.0]
     assert pointwise.softplus(x).tolist() == [0.0, 200.0]
 
 

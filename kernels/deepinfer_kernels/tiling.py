@@ -14,6 +14,9 @@ REFERENCE_DEPTH_MULTIPLE = 16
 # that the extent of a product never follows the batch. REF-K cuts its attention lists at the same 64 slots.
 REFERENCE_KEY_TILE = 64
 
+# Heads of one product of attention in the references: a rank that holds a share of the heads takes the same products.
+REFERENCE_HEAD_TILE = 4
+
 # Values that share one scale: the OCP MX formats use 32, NVFP4 uses 16.
 MX_BLOCK = 32
 NVFP4_BLOCK = 16
@@ -80,6 +83,8 @@ ATTENTION_WARPS = 8
 # Heads of one program in the fp32 kernel, columns of its products, and columns of the result one program owns.
 ATTENTION_FP32_HEADS = 16
 ATTENTION_FP32_BLOCK_D = 64
+# Attention inside an image: queries of one program, one tile for every image and width. Keys come in the 64 of above.
+DENSE_ATTENTION_ROWS = 64
 
 # --- Triton kernels of the linear layers and the experts -----------------------------------------------------------
 

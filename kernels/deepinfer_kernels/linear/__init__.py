@@ -14,13 +14,15 @@ from deepinfer_kernels.linear.reference import (
 from deepinfer_kernels.linear.weights import check_blocks, check_prepared
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, *, out_dtype: torch.dtype) -> torch.Tensor:
+def linear(x: torch.Tensor, weight: torch.Tensor, *, out_dtype: torch.dtype, num_shards: int = 1) -> torch.Tensor:
     """Multiply rows with the transpose of ``weight``.
 
     Args:
         x: [M, K] bf16 or fp32, any strides.
         weight: [N, K] bf16 or fp32.
         out_dtype: bf16 or fp32.
+        num_shards: the weight is one of this many equal shares of a layer's outputs; a sum over K is cut as for all of
+            them, so that shares side by side give the bits of the whole.
 
     Returns:
         [M, N] of ``out_dtype``; operands exact in fp32, accumulated in fp32, rounded once.
@@ -41,7 +43,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, *, out_dtype: torch.dtype) -> 
     if use_triton(x):
         from deepinfer_kernels.linear.triton_kernel import linear_triton
 
-        return linear_triton(x, weight, out_dtype)
+        return linear_triton(x, weight, out_dtype, num_shards)
     return linear_reference(x, weight, out_dtype)
 
 
@@ -69,7 +71,13 @@ def dequantize_blocks(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dt
 
 
 def mxfp8_linear(
-    x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, *, out_dtype: torch.dtype, quantize_input: bool
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    *,
+    out_dtype: torch.dtype,
+    quantize_input: bool,
+    num_shards: int = 1,
 ) -> torch.Tensor:
     """Multiply rows with the transpose of an MXFP8 weight, the rows quantised to MXFP8 first if asked.
 
@@ -79,6 +87,8 @@ def mxfp8_linear(
         scale: [ceil(N/32), K/32] uint8, exponent + 127, one per 32 x 32 block.
         out_dtype: bf16 or fp32.
         quantize_input: apply ``mxfp8_fake_quant`` to ``x``.
+        num_shards: the weight is one of this many equal shares of a layer's outputs; a sum over K is cut as for all of
+            them, so that shares side by side give the bits of the whole.
 
     Returns:
         [M, N] of ``out_dtype``; operands exact in fp32, accumulated in fp32, rounded once.
@@ -98,12 +108,12 @@ def mxfp8_linear(
     if use_triton(x):
         from deepinfer_kernels.linear.triton_kernel import mxfp8_linear_triton
 
-        return mxfp8_linear_triton(x, weight, scale, out_dtype, quantize_input)
+        return mxfp8_linear_triton(x, weight, scale, out_dtype, quantize_input, num_shards)
     return mxfp8_linear_reference(x, weight, scale, out_dtype, quantize_input)
 
 
 def mxfp8_prepared_linear(
-    rows: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, *, out_dtype: torch.dtype
+    rows: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, *, out_dtype: torch.dtype, num_shards: int = 1
 ) -> torch.Tensor:
     """``mxfp8_linear`` of rows that an operation before has prepared, and quantised where the mode asks for it.
 
@@ -112,6 +122,8 @@ def mxfp8_prepared_linear(
         weight: [N, K] float8_e4m3fn.
         scale: [ceil(N/32), K/32] uint8, exponent + 127, one per 32 x 32 block.
         out_dtype: bf16 or fp32.
+        num_shards: the weight is one of this many equal shares of a layer's outputs; a sum over K is cut as for all of
+            them, so that shares side by side give the bits of the whole.
 
     Returns:
         [M, N] of ``out_dtype``; operands exact in fp32, accumulated in fp32, rounded once.
@@ -128,12 +140,12 @@ def mxfp8_prepared_linear(
     if use_triton(rows):
         from deepinfer_kernels.linear.triton_kernel import mxfp8_prepared_triton
 
-        return mxfp8_prepared_triton(rows, weight, scale, out_dtype)
+        return mxfp8_prepared_triton(rows, weight, scale, out_dtype, num_shards)
     return mxfp8_linear_reference(rows, weight, scale, out_dtype, quantize_input=False)
 
 
 def grouped_linear(
-    x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, *, out_dtype: torch.dtype
+    x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, *, out_dtype: torch.dtype, num_shards: int = 1
 ) -> torch.Tensor:
     """Multiply every group of columns with its own block of an MXFP8 weight (wo_a); ``x`` is not quantised.
 
@@ -142,6 +154,8 @@ def grouped_linear(
         weight: [G * N, K] float8_e4m3fn, the blocks of the groups one below the other.
         scale: [ceil(G * N / 32), K/32] uint8, exponent + 127, one per 32 x 32 block.
         out_dtype: bf16 or fp32.
+        num_shards: the weight is one of this many equal shares of a layer's groups; a sum over K is cut as for all of
+            them, so that shares side by side give the bits of the whole.
 
     Returns:
         [M, G, N] of ``out_dtype``; operands exact in fp32, accumulated in fp32, rounded once.
@@ -166,5 +180,5 @@ def grouped_linear(
     if use_triton(x):
         from deepinfer_kernels.linear.triton_kernel import grouped_linear_triton
 
-        return grouped_linear_triton(x, weight, scale, out_dtype)
+        return grouped_linear_triton(x, weight, scale, out_dtype, num_shards)
     return grouped_linear_reference(x, weight, scale, out_dtype)

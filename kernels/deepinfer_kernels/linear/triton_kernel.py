@@ -29,7 +29,7 @@ def tile_for(table: Sequence[tuple[int, MatmulTile]], num_rows: int) -> MatmulTi
 
 
 def split_width(num_out: int, depth: int) -> int:
-    """Width of the parts in which the sum over K is cut; follows the shape of the weight, never the rows."""
+    """Width of the parts in which the sum over K is cut; follows the shape of the whole weight, never the rows."""
     return next((width for outputs, k, width in tiling.SPLIT_K_BY_SHAPE if num_out < outputs and depth <= k), depth)
 
 
@@ -47,7 +47,7 @@ def _wide_tile(num_rows: int, split_k: int, depth: int) -> MatmulTile:
     return tile_for(tiling.WIDE_SPLIT_TILES if split_k < depth else tiling.WIDE_TILES, num_rows)
 
 
-def linear_triton(x: torch.Tensor, weight: torch.Tensor, out_dtype: torch.dtype) -> torch.Tensor:
+def linear_triton(x: torch.Tensor, weight: torch.Tensor, out_dtype: torch.dtype, num_shards: int = 1) -> torch.Tensor:
     """Multiply arguments ``linear`` has already checked."""
     num_rows, num_out = x.shape[0], weight.shape[0]
     if num_rows == 0 or num_out == 0:
@@ -55,7 +55,7 @@ def linear_triton(x: torch.Tensor, weight: torch.Tensor, out_dtype: torch.dtype)
     x, weight = last_axis_contiguous(x), last_axis_contiguous(weight.detach())
     if x.dtype != torch.bfloat16 or weight.dtype != torch.bfloat16:
         return exact_matmul(x, weight, out_dtype)
-    split_k = split_width(num_out, x.shape[1])
+    split_k = split_width(num_out * num_shards, x.shape[1])
     if not _is_narrow(num_rows, num_out) and is_wide_operand(x) and is_wide_operand(weight):
         return wide_matmul(x, weight, 1, out_dtype, _wide_tile(num_rows, split_k, x.shape[1]), split_k)
     return plain_narrow(x, weight, out_dtype, tile_for(tiling.PLAIN_TILES, num_rows), split_k)
@@ -67,13 +67,14 @@ def mxfp8_parts(
     scale: torch.Tensor,
     num_groups: int,
     out_dtype: torch.dtype,
+    num_shards: int = 1,
 ) -> torch.Tensor:
     """Prepared ``rows`` [M, G * padded K] times the groups of ``weight`` [G * N, K]: [parts, M, G * N].
 
     Several parts are fp32, to be added in ascending order from zero and rounded; one part is of ``out_dtype``.
     """
     num_rows, depth = rows.shape[0], rows.shape[1] // num_groups
-    split_k = split_width(weight.shape[0], depth)
+    split_k = split_width(weight.shape[0] * num_shards, depth)
     if not _is_narrow(num_rows, weight.shape[0]):
         tile = _wide_tile(num_rows, split_k, depth)
         dense = unpack_weight(weight, scale)
@@ -83,7 +84,12 @@ def mxfp8_parts(
 
 
 def prepared_parts(
-    rows: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, out_dtype: torch.dtype, num_groups: int = 1
+    rows: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    out_dtype: torch.dtype,
+    num_groups: int = 1,
+    num_shards: int = 1,
 ) -> torch.Tensor:
     """The same for any rows that an operation prepared: fp32 rows are as they were, and take fp32 products."""
     if rows.shape[0] == 0 or weight.shape[0] == 0:
@@ -91,25 +97,35 @@ def prepared_parts(
     weight, scale = packed_operand(weight), packed_operand(scale)
     if rows.dtype == torch.float32:
         return exact_matmul(rows, dequantize_blocks_reference(weight, scale, rows.dtype), out_dtype)[None]
-    return mxfp8_parts(rows, weight, scale, num_groups, out_dtype)
+    return mxfp8_parts(rows, weight, scale, num_groups, out_dtype, num_shards)
 
 
 def mxfp8_prepared_triton(
-    rows: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, out_dtype: torch.dtype
+    rows: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, out_dtype: torch.dtype, num_shards: int = 1
 ) -> torch.Tensor:
     """Multiply arguments ``mxfp8_prepared_linear`` has already checked."""
-    return add_parts(prepared_parts(rows, weight, scale, out_dtype), out_dtype)
+    return add_parts(prepared_parts(rows, weight, scale, out_dtype, num_shards=num_shards), out_dtype)
 
 
 def _grouped_mxfp8(
-    rows: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, num_groups: int, out_dtype: torch.dtype
+    rows: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    num_groups: int,
+    out_dtype: torch.dtype,
+    num_shards: int,
 ) -> torch.Tensor:
     """The same, added and rounded: [M, G * N]."""
-    return add_parts(mxfp8_parts(rows, weight, scale, num_groups, out_dtype), out_dtype)
+    return add_parts(mxfp8_parts(rows, weight, scale, num_groups, out_dtype, num_shards), out_dtype)
 
 
 def mxfp8_linear_triton(
-    x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, out_dtype: torch.dtype, quantize_input: bool
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    out_dtype: torch.dtype,
+    quantize_input: bool,
+    num_shards: int = 1,
 ) -> torch.Tensor:
     """Multiply arguments ``mxfp8_linear`` has already checked."""
     if x.shape[0] == 0 or weight.shape[0] == 0:
@@ -118,11 +134,11 @@ def mxfp8_linear_triton(
     if x.dtype == torch.float32 and not quantize_input:
         return exact_matmul(last_axis_contiguous(x), dequantize_blocks_reference(weight, scale, x.dtype), out_dtype)
     rows = prepare_rows(x, codes=tiling.E4M3_CODES, quantize=quantize_input)
-    return _grouped_mxfp8(rows, weight, scale, 1, out_dtype)
+    return _grouped_mxfp8(rows, weight, scale, 1, out_dtype, num_shards)
 
 
 def grouped_linear_triton(
-    x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, out_dtype: torch.dtype
+    x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, out_dtype: torch.dtype, num_shards: int = 1
 ) -> torch.Tensor:
     """Multiply arguments ``grouped_linear`` has already checked."""
     num_rows, num_groups, _ = x.shape
@@ -135,4 +151,4 @@ def grouped_linear_triton(
         parts = [exact_matmul(last_axis_contiguous(x[:, g]), dense[g], out_dtype) for g in range(num_groups)]
         return torch.stack(parts, dim=1)
     rows = prepare_rows(x, codes=tiling.E4M3_CODES, quantize=False).view(num_rows, -1)
-    return _grouped_mxfp8(rows, weight, scale, num_groups, out_dtype).view(shape)
+    return _grouped_mxfp8(rows, weight, scale, num_groups, out_dtype, num_shards).view(shape)

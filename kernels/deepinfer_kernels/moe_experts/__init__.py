@@ -57,13 +57,14 @@ def moe_experts(
     limit: float,
     quantize_input: bool,
     rows: torch.Tensor | None = None,
+    num_shares: int = 1,
 ) -> torch.Tensor:
     """Compute ``w2 @ (topk_weight * swiglu(w1 @ x, w3 @ x))`` for every chosen expert of every token.
 
     Args:
         x: [num_tokens, hidden_size], bf16 or fp32.
         topk_idx: [num_tokens, top_k] int32, top_k >= 1, ids 0 ... num_experts - 1 (not checked: they stay on the
-            device).
+            device); -1: the expert is elsewhere, and its slot of the result has no meaning.
         topk_weights: [num_tokens, top_k] fp32, multiplied before ``w2``.
         w13: [num_experts, 2 * intermediate_size, hidden_size / 2] uint8, packed MXFP4, low nibble = even column; the
             rows of w1 (gate), then those of w3 (up).
@@ -74,6 +75,8 @@ def moe_experts(
         quantize_input: round ``x`` and the input of w2 to MXFP8 first (modes ref and q32).
         rows: ``x`` as ``hc_norm`` prepares it for the experts, with the same ``quantize_input``: it saves the GPU
             preparing them. None: they are made from ``x``.
+        num_shares: the weights are about one of this many shares of the experts that the rows were sent to; it
+            chooses tiles, not bits.
 
     Returns:
         [num_tokens, top_k, hidden_size], dtype of ``x``, a new tensor; slot k holds expert ``topk_idx[:, k]``. Products
@@ -90,13 +93,10 @@ def moe_experts(
     checks.require_activation("moe_experts", "x", x)
     _check_routing(x, topk_idx, topk_weights, rows)
     _check_weights(x.shape[1], w13, w13_scale, w2, w2_scale)
+    given = (x, topk_idx, topk_weights, w13, w13_scale, w2, w2_scale)
     # fp32 activations that are not quantised (mode s32, a test mode) are not exact in bf16: the reference runs them.
     if use_triton(x) and (quantize_input or x.dtype == torch.bfloat16):
         from deepinfer_kernels.moe_experts.triton_kernel import moe_experts_triton
 
-        return moe_experts_triton(
-            x, topk_idx, topk_weights, w13, w13_scale, w2, w2_scale, rows, limit=limit, quantize_input=quantize_input
-        )
-    return moe_experts_reference(
-        x, topk_idx, topk_weights, w13, w13_scale, w2, w2_scale, limit=limit, quantize_input=quantize_input
-    )
+        return moe_experts_triton(*given, rows, limit=limit, quantize_input=quantize_input, num_shares=num_shares)
+    return moe_experts_reference(*given, limit=limit, quantize_input=quantize_input)

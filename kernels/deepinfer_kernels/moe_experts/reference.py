@@ -57,7 +57,11 @@ def moe_experts_reference(
         return x.new_zeros(0, top_k, w2.shape[1])
     experts = topk_idx.reshape(-1)
     order = torch.sort(experts, stable=True).indices  # (token, slot) pairs by ascending expert
-    counts = torch.bincount(experts, minlength=w13.shape[0]).tolist()
+    absent, *counts = torch.bincount(experts + 1, minlength=w13.shape[0] + 1).tolist()
+    order = order[absent:]
+    out = x.new_zeros(num_tokens * top_k, w2.shape[1])
+    if order.shape[0] == 0:
+        return out.view(num_tokens, top_k, w2.shape[1])
     intermediate_size = w13.shape[1] // 2
 
     rows = mxfp8_fake_quant(x) if quantize_input else x
@@ -68,7 +72,6 @@ def moe_experts_reference(
     if quantize_input:
         h = mxfp8_fake_quant(h)
     y = _grouped_matmul(h.float(), _dense_weights(w2, w2_scale), counts).to(x.dtype)
-    out = torch.empty_like(y)
     out[order] = y
     return out.view(num_tokens, top_k, w2.shape[1])
 

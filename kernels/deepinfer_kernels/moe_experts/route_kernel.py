@@ -50,7 +50,8 @@ def _route_small_kernel(
     expert = tl.arange(0, PADDED_EXPERTS)
     is_expert = expert < NUM_EXPERTS
     tl.store(count_ptr + expert, 0, mask=is_expert)
-    own = tl.load(topk_idx_ptr + pair, mask=is_pair, other=0)
+    own = tl.load(topk_idx_ptr + pair, mask=is_pair, other=-1)
+    is_pair = own >= 0
     tl.debug_barrier()
     rank = tl.atomic_add(count_ptr + own, 1, mask=is_pair)
     tl.debug_barrier()
@@ -67,7 +68,8 @@ def _route_small_kernel(
 def _rank_kernel(topk_idx_ptr, count_ptr, rank_ptr, num_pairs, BLOCK: tl.constexpr):
     pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_pair = pair < num_pairs
-    expert = tl.load(topk_idx_ptr + pair, mask=is_pair, other=0)
+    expert = tl.load(topk_idx_ptr + pair, mask=is_pair, other=-1)
+    is_pair = expert >= 0
     rank = tl.atomic_add(count_ptr + expert, 1, mask=is_pair)
     tl.store(rank_ptr + pair, rank, mask=is_pair)
 
@@ -95,7 +97,8 @@ def _place_kernel(
 ):
     pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_pair = pair < num_pairs
-    expert = tl.load(topk_idx_ptr + pair, mask=is_pair, other=0)
+    expert = tl.load(topk_idx_ptr + pair, mask=is_pair, other=-1)
+    is_pair = expert >= 0
     base = tl.load(first_ptr + expert, mask=is_pair, other=0)
     rank = tl.load(rank_ptr + pair, mask=is_pair, other=0)
     tl.store(tile_rows_ptr + base * BLOCK_M + rank, pair, mask=is_pair)
@@ -118,7 +121,7 @@ class Tiles:
 
 
 def route_pairs(topk_idx: torch.Tensor, num_experts: int, block_m: int) -> Tiles:
-    """Sort the pairs of contiguous ``topk_idx`` [num_tokens, top_k] int32 by expert."""
+    """Sort the pairs of contiguous ``topk_idx`` [num_tokens, top_k] int32 by expert, without those of expert -1."""
     num_pairs, device = topk_idx.numel(), topk_idx.device
     max_tiles = min(num_pairs, num_pairs // block_m + num_experts)
     padded_experts = triton.next_power_of_2(num_experts)

@@ -26,7 +26,7 @@ def _inputs(num_tokens: int, dtype: torch.dtype, seed: int, *, num_experts: int 
 
 def _run(arguments: dict[str, torch.Tensor], rows: slice | torch.Tensor = slice(None)) -> torch.Tensor:
     cut = {k: v[rows] if k in ("x", "topk_idx", "topk_weights") else v for k, v in arguments.items()}
-    return moe_experts(**cut, limit=LIMIT, quantize_input=True)
+    return moe_experts(num_shares=1, **cut, limit=LIMIT, quantize_input=True)
 
 
 def test_every_row_keeps_its_bits_in_any_batch() -> None:

@@ -22,13 +22,14 @@ def moe_experts_triton(
     *,
     limit: float,
     quantize_input: bool,
+    num_shares: int = 1,
 ) -> torch.Tensor:
     """Run arguments ``moe_experts`` has already checked; fp32 ``x`` only with ``quantize_input``."""
     num_tokens, top_k = topk_idx.shape
     hidden_size, num_experts = x.shape[1], w13.shape[0]
     if num_tokens == 0:
         return torch.empty((0, top_k, hidden_size), dtype=x.dtype, device=x.device)
-    average = -(-num_tokens * top_k // num_experts)
+    average = -(-num_tokens * top_k // (num_experts * num_shares))
     up_tile = tile_for(tiling.EXPERT_TILES, average)
     down_tile = tile_for(tiling.EXPERT_DOWN_TILES, average)
     tiles = route_pairs(topk_idx.contiguous(), num_experts, up_tile.rows)

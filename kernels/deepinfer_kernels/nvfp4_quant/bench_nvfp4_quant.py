@@ -1,36 +1,14 @@
 """Bench of the NVFP4 quantiser: ``python -m deepinfer_kernels.nvfp4_quant.bench_nvfp4_quant``."""
 
-from functools import partial
-
 from deepinfer_kernels.bench import Case, run_bench
-from deepinfer_kernels.bench_sizes import Sizes, bf16
+from deepinfer_kernels.bench_quant import quant_cases
+from deepinfer_kernels.bench_sizes import Sizes
 from deepinfer_kernels.nvfp4_quant import nvfp4_fake_quant, nvfp4_quant
-
-
-def _cases(num_rows: int, width: int) -> list[Case]:
-    values = num_rows * width
-    packed = num_rows * (width // 2 + width // 16)
-    return [
-        Case(
-            op="nvfp4_quant",
-            name=f"to codes {num_rows} x {width}",
-            num_bytes=2 * values + packed,
-            flops=3 * values,
-            make=lambda device: partial(nvfp4_quant, bf16(device, num_rows, width)),
-        ),
-        Case(
-            op="nvfp4_quant",
-            name=f"and back {num_rows} x {width}",
-            num_bytes=4 * values,
-            flops=4 * values,
-            make=lambda device: partial(nvfp4_fake_quant, bf16(device, num_rows, width)),
-        ),
-    ]
 
 
 def cases(sizes: Sizes) -> list[Case]:
     """Hidden states to codes, and to codes and back."""
-    return [case for rows in sizes.rows for case in _cases(rows, sizes.hidden_size)]
+    return quant_cases("nvfp4_quant", nvfp4_quant, nvfp4_fake_quant, 4, 16, sizes)
 
 
 if __name__ == "__main__":

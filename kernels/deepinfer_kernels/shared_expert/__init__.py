@@ -17,6 +17,7 @@ def shared_expert(
     limit: float,
     out_dtype: torch.dtype,
     quantize: bool,
+    num_shards: int = 1,
 ) -> torch.Tensor:
     """``w2 @ swiglu(w1 @ x, w3 @ x)`` for every row.
 
@@ -29,6 +30,7 @@ def shared_expert(
         limit: of the SwiGLU; 0 turns the clamp off.
         out_dtype: bf16 or fp32; products and SwiGLU round to it.
         quantize: round the input of w2 to MXFP8 first.
+        num_shards: w2 is one of this many equal shares of the layer's outputs, see ``mxfp8_linear``.
 
     Returns:
         [T, d_out] of ``out_dtype``, a new tensor.
@@ -50,5 +52,7 @@ def shared_expert(
     if use_triton(rows):
         from deepinfer_kernels.shared_expert.triton_kernel import shared_expert_triton
 
-        return shared_expert_triton(rows, w1, w3, w2, limit=limit, out_dtype=out_dtype, quantize=quantize)
+        return shared_expert_triton(
+            rows, w1, w3, w2, limit=limit, out_dtype=out_dtype, quantize=quantize, num_shards=num_shards
+        )
     return shared_expert_reference(rows, w1, w3, w2, limit, out_dtype, quantize)

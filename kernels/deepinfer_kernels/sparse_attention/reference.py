@@ -7,6 +7,7 @@ the list is cut into blocks of 64 by slot of the list, so -1 at its end changes 
 from dataclasses import dataclass
 
 import torch
+from torch.nn.functional import pad
 
 from deepinfer_kernels import tiling
 from deepinfer_kernels.kv_store import RecordFormat, gather_records, store_records
@@ -76,16 +77,30 @@ def sparse_attention_reference(
         rows = slice(row, min(row + rows_per_chunk, num_tokens))
         # Always a fresh copy: BLAS may take another path on operands that do not start on 64 bytes.
         q_rows = q[rows].to(torch.float32, copy=True, memory_format=torch.contiguous_format)
-        out[rows] = _attend(q_rows, parts, rows, sink, scale, round_p)
+        out[rows] = _attend_in_tiles(q_rows, parts, rows, sink, scale, round_p)
     if cos is None or sin is None:
         return out
     return rope(out, cos, sin, inverse=True)
 
 
+def _attend_in_tiles(
+    q: torch.Tensor, parts: list[SlotList], rows: slice, sink: torch.Tensor, scale: float, round_p: bool
+) -> torch.Tensor:
+    """Attention of a few rows [R, H, D] fp32, a tile of heads at a time: BLAS sums by the number of heads."""
+    tile, num_heads = tiling.REFERENCE_HEAD_TILE, q.shape[1]
+    missing = -num_heads % tile
+    q, sink = pad(q, (0, 0, 0, missing)), pad(sink, (0, missing))
+    attended = [
+        _attend(q[:, start : start + tile].contiguous(), parts, rows, sink[start : start + tile], scale, round_p)
+        for start in range(0, num_heads, tile)
+    ]
+    return torch.cat(attended, dim=1)[:, :num_heads]
+
+
 def _attend(
     q: torch.Tensor, parts: list[SlotList], rows: slice, sink: torch.Tensor, scale: float, round_p: bool
 ) -> torch.Tensor:
-    """Attention of a few rows [R, H, D] fp32, not yet rounded."""
+    """Attention of a few rows and one tile of heads, [R, H, D] fp32, not yet rounded."""
     num_rows, num_heads, _ = q.shape
     maximum = q.new_full((num_rows, num_heads, 1), _FIRST_MAXIMUM)
     denominator = torch.zeros_like(maximum)

@@ -1,0 +1,117 @@
+"""Injected drafters and verification lengths: drafts that are always right, always wrong, impossible, or made of NaN.
+
+The drafters stand in the place of ``propose`` of the engine's own speculator, so everything behind it is the engine's.
+``right`` and ``partly`` know the answers that earlier engines of the same plan gave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+
+DRAFTERS = ("right", "wrong", "partly", "nan", "outside", "random")
+LENGTHS = ("random", "none")
+_SHIFT = 7  # of a wrong draft against the right one, in ids
+
+
+@dataclass(slots=True)
+class Answers:
+    """Prompts with their answers, as far as engines have given them; found by their first tokens."""
+
+    known: list[tuple[int, ...]] = field(default_factory=list)
+
+    def add(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
+        """Remember one."""
+        self.known.append((*prompt, *answer))
+
+    def after(self, tokens: Sequence[int], count: int) -> list[int]:
+        """The next ``count`` tokens after ``tokens``; -1 where no answer goes so far."""
+        start = tuple(tokens)
+        found: tuple[int, ...] = max(
+            (known for known in self.known if known[: len(start)] == start), key=len, default=()
+        )
+        following = list(found[len(start) : len(start) + count])
+        return following + [-1] * (count - len(following))
+
+
+class InjectedDrafter:
+    """Drafts of one kind for every request of a step."""
+
+    def __init__(self, kind: str, req_states: Any, num_drafts: int, vocab_size: int, answers: Answers) -> None:
+        import torch
+
+        assert kind in DRAFTERS, f"drafter: kind is {kind!r}, expected one of {DRAFTERS}"
+        self._kind, self._states, self._count, self._vocab = kind, req_states, num_drafts, vocab_size
+        self._answers = answers
+        self._random = np.random.default_rng(0)
+        self.draft_token_confidence_probs = torch.ones(req_states.max_num_reqs, num_drafts)
+
+    def propose(self, input_batch: Any, *args: Any, dummy_run: bool = False, **kwargs: Any) -> torch.Tensor:
+        """Drafts of the step: [num_reqs, num_drafts] int64."""
+        import torch
+
+        del args, kwargs
+        drafts = torch.zeros(input_batch.num_reqs, self._count, dtype=torch.int64)
+        if not dummy_run:
+            for row, slot in enumerate(input_batch.idx_mapping.tolist()):
+                drafts[row] = torch.tensor(self._drafts(slot), dtype=torch.int64)
+        confidence = self._random.random((input_batch.num_reqs, self._count))
+        self.draft_token_confidence_probs[: input_batch.num_reqs] = torch.from_numpy(confidence).float()
+        return drafts
+
+    def _drafts(self, slot: int) -> list[int]:
+        import torch
+
+        if self._kind == "nan":
+            logits = torch.full((self._count, self._vocab), torch.nan)
+            found: list[int] = logits.argmax(dim=1).tolist()
+            return found
+        if self._kind == "outside":
+            choices = (-1, -(2**31), self._vocab, self._vocab + 5, 2**31 - 1)
+            return [int(x) for x in self._random.choice(choices, self._count)]
+        if self._kind == "random":
+            return [int(x) for x in self._random.integers(0, self._vocab, self._count)]
+        length = int(self._states.total_len.gpu[slot])
+        right = self._answers.after(self._states.all_token_ids.gpu[slot, :length].tolist(), self._count)
+        if self._kind == "right":
+            return right
+        num_right = 0 if self._kind == "wrong" else _drawn(self._states.all_token_ids.gpu[slot, :length], self._count)
+        return right[:num_right] + [(token + _SHIFT) % self._vocab for token in right[num_right:]]
+
+
+def _drawn(tokens: torch.Tensor, largest: int) -> int:
+    """0 to ``largest``, a function of the tokens: when a step comes, and what else it holds, changes nothing."""
+    return int(np.random.default_rng(tokens.tolist()).integers(0, largest + 1))
+
+
+def inject(engine: Any, kind: str, answers: Answers) -> None:
+    """Put a drafter in the place of that of an engine of this process."""
+    runner = engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+    drafter = InjectedDrafter(kind, runner.req_states, runner.num_speculative_steps, runner.vocab_size, answers)
+    runner.speculator.propose = drafter.propose
+    runner.speculator.draft_token_confidence_probs = drafter.draft_token_confidence_probs
+
+
+def cut_drafts(scheduler: Any, kind: str) -> Callable[[], None]:
+    """A function that shortens, before a step is scheduled, the drafts that each request will verify.
+
+    Args:
+        scheduler: of the engine.
+        kind: ``random`` lengths from none to all, or ``none``.
+    """
+    assert kind in LENGTHS, f"drafts: lengths are {kind!r}, expected one of {LENGTHS}"
+    generator = np.random.default_rng(1)
+
+    def cut() -> None:
+        for request in scheduler.running:
+            count = len(request.spec_token_ids)
+            kept = int(generator.integers(0, count + 1)) if kind == "random" else 0
+            request.spec_token_ids = request.spec_token_ids[:kept]
+
+    return cut

@@ -1,0 +1,106 @@
+"""Which part of the model this process holds, and the ranks it shares layers with.
+
+Layers are cut by outputs only: heads, groups of heads, columns, experts, rows of a table. Every sum runs on one rank,
+in the order it has there without any cut, and what ranks own is put side by side (``collectives``). So the answer of 1,
+2, 4 and 8 ranks is the same to the bit.
+"""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from deepinfer_batch_invariant.collectives import Ranks
+from deepinfer_plugin.errors import ConfigError
+from deepinfer_plugin.model.config import ModelConfig
+from deepinfer_plugin.model.tensors import SCALE_BLOCK
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+TENSOR_SIZES = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parallel:
+    """The two groups of this process.
+
+    Attributes:
+        tensor: ranks that share every layer and see the same rows.
+        experts: ranks that share the routed experts: those of ``tensor``, or with expert parallelism those of all
+            data-parallel replicas, replica by replica.
+    """
+
+    tensor: Ranks = field(default_factory=Ranks)
+    experts: Ranks = field(default_factory=Ranks)
+
+    @classmethod
+    def from_vllm(cls, vllm_config: "VllmConfig") -> "Parallel":
+        """The groups that vLLM has made for this worker."""
+        options = vllm_config.parallel_config
+        if options.tensor_parallel_size * options.data_parallel_size == 1:
+            return cls()
+        from vllm.distributed.parallel_state import get_ep_group, get_tp_group
+
+        tensor = _ranks(get_tp_group())
+        return cls(tensor=tensor, experts=_ranks(get_ep_group()) if options.enable_expert_parallel else tensor)
+
+    @property
+    def num_replicas(self) -> int:
+        """Data-parallel replicas whose rows meet at the experts."""
+        return self.experts.size // self.tensor.size
+
+
+def _ranks(group: object) -> Ranks:
+    """A group of vLLM as ours; alone it needs no process group."""
+    size = group.world_size  # type: ignore[attr-defined]
+    if size == 1:
+        return Ranks()
+    return Ranks(rank=group.rank_in_group, size=size, group=group.device_group)  # type: ignore[attr-defined]
+
+
+def equal_replicas(vllm_config: "VllmConfig", num_tokens: int) -> torch.Tensor:
+    """What vLLM's forward context is told where every replica runs as many rows: it then asks no other replica."""
+    return torch.full((vllm_config.parallel_config.data_parallel_size,), num_tokens, dtype=torch.int32)
+
+
+def check_sizes(config: ModelConfig, tensor_size: int, expert_size: int, *, has_drafts: bool = False) -> None:
+    """Refuse numbers of ranks that do not divide the model.
+
+    Args:
+        config: of the model.
+        tensor_size: ranks that share every layer.
+        expert_size: ranks that share the routed experts.
+        has_drafts: whether the draft blocks are served too.
+
+    Raises:
+        ConfigError: names the size and what it does not divide.
+    """
+    if tensor_size not in TENSOR_SIZES:
+        raise ConfigError(
+            f"DeepseekV41ForCausalLM: tensor_parallel_size is {tensor_size}, expected one of {list(TENSOR_SIZES)}; "
+            "choose another --tensor-parallel-size"
+        )
+    blocks = {
+        "num_attention_heads": config.num_attention_heads,
+        "o_groups": config.o_groups,
+        "vocab_size": config.vocab_size,
+        "engram columns": config.num_engram_columns if config.engram_layer_ids else tensor_size,
+        f"hidden_size / {SCALE_BLOCK}": config.hidden_size // SCALE_BLOCK,
+        f"num_attention_heads * head_dim / {SCALE_BLOCK}": config.num_attention_heads * config.head_dim // SCALE_BLOCK,
+        f"o_groups * o_lora_rank / {SCALE_BLOCK}": config.o_groups * config.o_lora_rank // SCALE_BLOCK,
+    }
+    for name, count in blocks.items():
+        _require_division("tensor_parallel_size", tensor_size, name, count)
+    experts = {"n_routed_experts": config.n_routed_experts}
+    if has_drafts:
+        experts["dspark_n_routed_experts"] = config.dspark_n_routed_experts
+    for name, count in experts.items():
+        _require_division("the number of ranks that share the experts", expert_size, name, count)
+
+
+def _require_division(size_name: str, size: int, name: str, count: int) -> None:
+    if count % size != 0:
+        raise ConfigError(
+            f"DeepseekV41ForCausalLM: {size_name} is {size}, expected a divisor of {name}, {count}; choose another size"
+        )

@@ -1,0 +1,102 @@
+"""Which rows of every checkpoint tensor a rank holds. A share is always one run of rows, so one read from the file."""
+
+from __future__ import annotations
+
+import re
+from math import prod
+
+from deepinfer_kernels.engram_hash import EngramLayerHash, engram_layout
+from deepinfer_plugin.errors import CheckpointError
+from deepinfer_plugin.model.config import ModelConfig
+from deepinfer_plugin.model.parallel import Parallel
+from deepinfer_plugin.model.tensors import TensorSpec
+
+# Weights whose outputs (vocabulary rows, heads, groups, columns) are dealt out evenly.
+_BY_OUTPUTS = re.compile(
+    r"(embed|head)\.weight"
+    r"|.+\.attn\.(attn_sink|(wq_b|wo_a|wo_b)\.(weight|scale))"
+    r"|.+\.ffn\.shared_experts\.w2\.(weight|scale)"
+    r"|.+\.engram\.wkv\.(weight|scale)"
+)
+_EXPERT = re.compile(r".+\.ffn\.experts\.(\d+)\..+")
+_ENGRAM_TABLE = re.compile(r"layers\.(\d+)\.engram\.embed\.(weight|scale)")
+
+
+class Shares:
+    """Rows of the tensors of one model for one rank."""
+
+    def __init__(self, config: ModelConfig, parallel: Parallel) -> None:
+        self._config, self._parallel = config, parallel
+        self._tables = engram_table_rows(config, parallel)
+
+    def rows(self, name: str, spec: TensorSpec) -> range | None:
+        """The rows of a tensor that this rank holds; None: it holds none.
+
+        Args:
+            name: of the tensor, without ``model.``.
+            spec: of the whole tensor.
+        """
+        whole = spec.shape[0]
+        if (match := _EXPERT.fullmatch(name)) is not None:
+            return range(whole) if int(match[1]) in self.experts(name) else None
+        if (match := _ENGRAM_TABLE.fullmatch(name)) is not None:
+            return self._tables[int(match[1])]
+        if _BY_OUTPUTS.fullmatch(name) is None:
+            return range(whole)
+        ranks = self._parallel.tensor
+        if whole % ranks.size != 0:
+            raise CheckpointError(
+                f"load_into: tensor {name} has {whole} rows, expected a multiple of {ranks.size}, the number of ranks; "
+                "choose another --tensor-parallel-size"
+            )
+        count = whole // ranks.size
+        return range(ranks.rank * count, (ranks.rank + 1) * count)
+
+    def experts(self, name: str) -> range:
+        """Experts of the layer of tensor ``name`` whose weights are here."""
+        config = self._config
+        count = config.dspark_n_routed_experts if name.startswith("mtp.") else config.n_routed_experts
+        return own_experts(count, self._parallel)
+
+    def num_bytes(self, specs: dict[str, TensorSpec]) -> int:
+        """Bytes of this rank's rows of all ``specs``."""
+        total = 0
+        for name, spec in specs.items():
+            rows = self.rows(name, spec)
+            if rows is not None:
+                total += len(rows) * prod(spec.shape[1:]) * spec.dtype.itemsize
+        return total
+
+
+def own_experts(num_experts: int, parallel: Parallel) -> range:
+    """Experts that this rank holds: an equal run of ids for every rank."""
+    count = num_experts // parallel.experts.size
+    return range(parallel.experts.rank * count, (parallel.experts.rank + 1) * count)
+
+
+def own_engram_columns(config: ModelConfig, parallel: Parallel) -> range:
+    """Hash columns, each with a table of its own, that this rank looks up."""
+    count = config.num_engram_columns // parallel.tensor.size
+    return range(parallel.tensor.rank * count, (parallel.tensor.rank + 1) * count)
+
+
+def engram_table_rows(config: ModelConfig, parallel: Parallel) -> dict[int, range]:
+    """By Engram layer: the rows of its table that this rank's columns address."""
+    columns = own_engram_columns(config, parallel)
+    return {
+        layer: range(hashes.offsets[columns[0]], hashes.offsets[columns[-1]] + hashes.primes[columns[-1]])
+        for layer, hashes in hash_layout(config).items()
+    }
+
+
+def hash_layout(config: ModelConfig) -> dict[int, EngramLayerHash]:
+    """Multipliers, primes and offsets of every Engram layer."""
+    if not config.engram_layer_ids:
+        return {}
+    return engram_layout(
+        config.engram_layer_ids,
+        config.engram_n_heads,
+        config.engram_max_ngram_size,
+        config.engram_vocab_size,
+        config.engram_compressed_vocab_size,
+    )
