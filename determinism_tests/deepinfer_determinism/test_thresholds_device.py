@@ -133,7 +133,7 @@ ARGUMENTS: dict[str, tuple[tuple[str, ...], Callable[[int], tuple[Any, ...]], di
     ),
     "tile of a wide MXFP8": (("wide_matmul", "unpack_weight"), lambda rows: mxfp8(rows, LARGE), {}),
     "tile of the mix": (
-        ("_hc_mix_parts_kernel", "_hc_mix_sum_kernel"),
+        ("_hc_mix_split_kernel", "_hc_mix_parts_kernel", "_hc_mix_sum_kernel"),
         lambda rows: (meta(rows, 4, 256), meta(24, 1024, dtype=torch.float32), 1e-6),
         {},
     ),

@@ -22,7 +22,7 @@ def test_rows_keep_their_fp32_bits_from_1_to_8192_rows() -> None:
 def test_every_tile_gives_the_same_bits_and_the_fp32_weights_lose_nothing(dtype: torch.dtype) -> None:
     streams, fn = make_inputs(300, 4, 5120, dtype, "cuda", torch.Generator().manual_seed(3))
     want = hc_mix_triton(streams, fn, 1e-20)
-    for _, tile in tiling.HC_MIX_TILES:
+    for tile in (*(tile for _, tile in tiling.HC_MIX_TILES), (64, 4, True), (64, 1, False)):
         assert_bitwise_equal(hc_mix_triton(streams, fn, 1e-20, tile), want, f"tile of {tile} rows")
     flat = streams.double().flatten(1)
     exact = flat @ fn.double().t() / (flat.square().mean(-1, keepdim=True) + 1e-20).sqrt()

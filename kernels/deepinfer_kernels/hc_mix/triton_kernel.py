@@ -138,13 +138,7 @@ def _hc_mix_sum_kernel(
 
 
 def hc_mix_triton(
-    streams: torch.Tensor,
-    fn: torch.Tensor,
-    eps: float,
-    tile: tuple[int, int] | None = None,
-    stages: int = 3,
-    split: bool = False,
-    warps: int = 4,
+    streams: torch.Tensor, fn: torch.Tensor, eps: float, tile: tuple[int, int, bool] | None = None
 ) -> torch.Tensor:
     """Launch the kernels on arguments ``hc_mix`` has checked; ``tile`` overrides the table of tiles."""
     rows = as_rows(streams.flatten(1))
@@ -153,13 +147,13 @@ def hc_mix_triton(
     out = torch.empty((num_tokens, num_logits), dtype=torch.float32, device=streams.device)
     if num_tokens == 0:
         return out
-    block_m, parts = tile or from_table(tiling.HC_MIX_TILES, num_tokens)
+    block_m, parts, is_split = tile or from_table(tiling.HC_MIX_TILES, num_tokens)
     num_partials = triton.cdiv(depth, tiling.HC_MIX_PART_K * parts)
     block_n = max(16, triton.next_power_of_2(num_logits))
     logits = torch.empty((num_partials, num_tokens, block_n), dtype=torch.float32, device=streams.device)
     squares = torch.empty((num_partials, num_tokens), dtype=torch.float32, device=streams.device)
     fn = fn.detach().contiguous()
-    is_split = split and rows.dtype == torch.bfloat16
+    is_split = is_split and rows.dtype == torch.bfloat16
     if is_split:
         parts_of_fn = torch.empty((3, block_n, depth), dtype=torch.bfloat16, device=fn.device)
         _hc_mix_split_kernel[(triton.cdiv(depth, _SPLIT_COLUMNS),)](
@@ -183,8 +177,8 @@ def hc_mix_triton(
         PARTS=parts,
         IS_BF16=rows.dtype == torch.bfloat16,
         IS_SPLIT=is_split,
-        STAGES=stages,
-        num_warps=warps,
+        STAGES=3,
+        num_warps=4,
         enable_fp_fusion=False,
     )
     _hc_mix_sum_kernel[(triton.cdiv(num_tokens, _SUM_ROWS),)](

@@ -17,7 +17,7 @@ from deepinfer_kernels.restrict_logits.reference import WEIGHT_BITS
 from deepinfer_kernels.triton_elementary import exp_nonpositive, ordered_key, value_of_key
 
 _WEIGHT_STEPS = tl.constexpr(2.0**WEIGHT_BITS)
-_AT_ONCE = 2  # blocks whose loads are in flight together
+_AT_ONCE = 1  # blocks whose loads are in flight together
 _VALUE_STEPS = tl.constexpr(4)  # searches between logits by their values; then between keys, which ends in 16 at most
 
 
