@@ -190,7 +190,7 @@ def ties_by_the_library() -> AbstractContextManager[Calls]:
     """torch.topk on the scores themselves: which of two equal entries wins follows the width of the call."""
 
     def change(original: Function, calls: Calls) -> Function:
-        def topk(scores: torch.Tensor, k: int) -> torch.Tensor:
+        def topk(scores: torch.Tensor, k: int, *_: Any) -> torch.Tensor:
             calls.calls += 1
             best, index = torch.topk(scores, min(k, scores.shape[1]), dim=1, sorted=False)
             index = index.masked_fill(best == -torch.inf, 1 << 30).sort(dim=1).values
@@ -207,8 +207,8 @@ def topk_not_sorted() -> AbstractContextManager[Calls]:
     """The right entries in the order in which the batch's algorithm found them."""
 
     def change(original: Function, calls: Calls) -> Function:
-        def topk(scores: torch.Tensor, k: int) -> torch.Tensor:
-            chosen = original(scores, k)
+        def topk(scores: torch.Tensor, k: int, *args: Any) -> torch.Tensor:
+            chosen = original(scores, k, *args)
             calls.calls += 1
             return chosen.roll(scores.shape[1] % k, dims=1)  # type: ignore[no-any-return]
 

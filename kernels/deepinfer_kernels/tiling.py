@@ -174,7 +174,7 @@ EXACT_TILE = (32, 64, 32)
 # Experts: (average rows of an expert up to, tile). One tile holds rows of one expert only. 256 rows with 8 warps are no
 # member: that tile gave other bits (seen on an H200 with Triton 3.6).
 EXPERT_TILES = (
-    (16, MatmulTile(rows=16, columns=64, num_warps=4, num_stages=3)),
+    (16, MatmulTile(rows=16, columns=64, num_warps=4, num_stages=4)),
     (32, MatmulTile(rows=32, columns=128, num_warps=4, num_stages=3)),
     (48, MatmulTile(rows=64, columns=128, num_warps=4, num_stages=3)),
     (1 << 62, MatmulTile(rows=128, columns=128, num_warps=4, num_stages=3)),
