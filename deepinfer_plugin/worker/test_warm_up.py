@@ -3,8 +3,10 @@
 import time
 from itertools import pairwise
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
+import torch
 
 from deepinfer_kernels import tiling
 from deepinfer_plugin.worker import warm_up as module
@@ -81,3 +83,11 @@ def test_compilations_count_and_cache_hits_do_not() -> None:
         assert knobs.compilation.listener is not None
     finally:
         knobs.compilation.listener = before
+
+
+@pytest.mark.parametrize("name", ["restrict_logits", "sample_tokens", "sum_smaller_probs", "token_log_softmax"])
+def test_a_draw_takes_every_operation_of_the_sampler(name: str) -> None:
+    original = getattr(module, name)
+    with mock.patch.object(module, name, wraps=original) as called:
+        module.draw_once(40, torch.device("cpu"))
+    assert called.call_count == (2 if name == "restrict_logits" else 1)

@@ -18,6 +18,10 @@ from vllm.forward_context import set_forward_context
 from vllm.logger import init_logger
 
 from deepinfer_kernels import tiling
+from deepinfer_kernels.log_softmax import token_log_softmax
+from deepinfer_kernels.restrict_logits import restrict_logits
+from deepinfer_kernels.sample_tokens import sample_tokens
+from deepinfer_kernels.sum_smaller_probs import sum_smaller_probs
 from deepinfer_plugin.cache.layers import CacheLayer
 from deepinfer_plugin.cache.metadata import CacheMetadata
 from deepinfer_plugin.worker.startup_proof import hidden_states_of
@@ -145,6 +149,7 @@ def warm_up(
 
     with counting_compilations() as compiled:
         run_passes(passes, run, compiled)
+        draw_once(config.vocab_size, device)
     torch.cuda.empty_cache()
     return len(compiled)
 
@@ -170,6 +175,18 @@ def _forward(
             images = {"inputs_embeds": model.embed_input_ids(token_ids), "is_image": is_image}
         hidden_states = hidden_states_of(model(token_ids, positions, lookback_ids=lookback, **images))
         model.compute_logits(hidden_states[: min(num_rows, vllm_config.scheduler_config.max_num_seqs)])
+
+
+def draw_once(vocab_size: int, device: torch.device) -> None:
+    """Draw, restrict and score two rows of equal logits; no kernel of the sampler follows the number of rows."""
+    logits = torch.zeros(2, vocab_size, device=device)
+    numbers = torch.zeros(2, dtype=torch.int64, device=device)
+    half = torch.full((2,), 0.5, device=device)
+    for top_k in (numbers + 1, numbers.int() + 1):  # that of a request's extras, and vLLM's
+        restrict_logits(logits, top_k, half, half)
+    token_ids = sample_tokens(logits, half, numbers, numbers, numbers)
+    sum_smaller_probs(logits, token_ids)
+    token_log_softmax(logits, token_ids[:, None])
 
 
 def _draft_context(drafter: "DSparkV41DraftModel", num_rows: int, device: torch.device) -> None:
