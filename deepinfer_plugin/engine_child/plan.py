@@ -55,7 +55,8 @@ class EngineRun:
     ``flags`` are those of ``vllm serve`` and stand after the defaults of ``child.py``. ``faults`` are import paths
     ``module:function`` of context managers without arguments, entered when the engine has started: its own proof of
     batch invariance at start-up would refuse some of them. ``variables`` are DEEPINFER_* and VLLM_* variables for this
-    engine. ``drafter`` and ``lengths`` name one of ``drafters.py`` for an engine with drafts; None leaves its own.
+    engine. ``drafter`` and ``lengths`` name one of ``drafters.py`` for an engine with drafts; None leaves the engine's
+    own.
     """
 
     name: str

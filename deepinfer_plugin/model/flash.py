@@ -136,6 +136,10 @@ class DeepseekV41ForCausalLM(nn.Module, SupportsMultiModal):
         """Groups of caches that share a block table, for vLLM's planner."""
         return cache_groups(vllm_config, kv_cache_spec)
 
+    def get_language_model(self) -> "DeepseekV41ForCausalLM":
+        """The part that makes text: vLLM's draft models ask it for what they share."""
+        return self
+
     @property
     def model(self) -> "DeepseekV41ForCausalLM":
         """vLLM looks here for what a draft model shares with its target."""

@@ -98,7 +98,7 @@ class Indexer(IndexKeys):
             scores = mask_to_candidates(scores, candidates, self.candidate_block_size)
         metadata = key_cache.metadata(step.attn_metadata)
         slots = entry_slots(
-            topk_indices(scores, self.topk),
+            topk_indices(scores, self.topk, num_visible),
             step.req_idx,
             metadata.block_table,
             metadata.block_size // self.ratio,

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import replace
 
 from deepinfer_determinism import mechanisms as m
 from deepinfer_determinism.cases import Configuration
 from deepinfer_determinism.relations import BY_NAME, RELATIONS, Setting
-from deepinfer_determinism.workload import PAGES, Sizes, Workload
+from deepinfer_determinism.workload import Sizes, Workload
 from deepinfer_plugin.engine_child.plan import Request
 
 PICTURES = ((1, 150, 90), (2, 90, 200), (3, 150, 90), (4, 40, 40))  # two of one size
 QUICK = ("order", "chunks", "cache hit")
-REQUIRED = {
-    "order": {m.REQUESTS_IN_ONE_STEP: 4},
-    "chunks": {m.CHUNKED_PROMPTS: 2},
-    "cache hit": {m.CACHED_REQUESTS: 1, m.CACHED_TOKENS: PAGES[0]},
-}
-"""The relations' own counts are those of longer texts."""
 WITHOUT_IMAGES = ("decode", "eviction", "restart")  # they feed outputs, need long text, or are about processes
+_REACHED: Mapping[str, Mapping[str, int]] = {"chunks": {m.CHUNKED_PROMPTS: 1}, "cache hit": {m.CACHED_REQUESTS: 3}}
 MARK_FROM_END = 2  # the placeholder is the second last id of the small checkpoints
 _SHAPES = ((9, (0,)), (20, (0, 1)), (20, (1, 0)), (3, (0, 0)), (33, (2,)), (1, (3, 3, 0)), (40, (1,)), (12, (0, 2)))
 """Tokens of text before the images, and which images."""
@@ -33,8 +29,7 @@ def image_workload(sizes: Sizes, seed: int) -> Workload:
     probes = []
     for number, (lead, chosen) in enumerate(_SHAPES):
         tokens = text[:lead]
-        for _ in chosen:
-            tokens += [mark, *text[60 : 60 + 3 * (number % 3)]]
+        tokens += len(chosen) * [mark, *text[60 : 60 + 3 * (number % 3)]]
         sampling = {"temperature": 0.9, "seed": 11} if number % 2 else {}
         probes.append(
             Request(
@@ -49,9 +44,9 @@ def image_workload(sizes: Sizes, seed: int) -> Workload:
 
 
 def image_configurations(first: Setting, sizes: Sizes, depth: str, seed: int) -> list[Configuration]:
-    """The configuration with images."""
+    """The configuration with images; the relations' own counts of text mechanisms are lowered to what it reaches."""
     names = QUICK if depth == "quick" else tuple(r.name for r in RELATIONS if r.name not in WITHOUT_IMAGES)
-    chosen = tuple(replace(BY_NAME[name], required=REQUIRED.get(name, {})) for name in names)
+    chosen = tuple(replace(BY_NAME[name], required=_REACHED.get(name, {})) for name in names)
     required = {m.IMAGES: len(_SHAPES) // 2}
     return [
         Configuration(

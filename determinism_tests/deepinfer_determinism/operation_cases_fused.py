@@ -8,8 +8,17 @@ import torch
 
 from deepinfer_determinism.operation_cases import FP32, LARGE_SIZES, Tensors, named, operation
 from deepinfer_determinism.operations import Operation
-from deepinfer_kernels import attention_output, experts_output, hc_norm, latent_projections, linear, shared_expert
+from deepinfer_kernels import (
+    attention_output,
+    dense_attention,
+    experts_output,
+    hc_norm,
+    latent_projections,
+    linear,
+    shared_expert,
+)
 from deepinfer_kernels.attention_output.reference import make_inputs as attention_output_inputs
+from deepinfer_kernels.dense_attention.reference import make_inputs as dense_attention_inputs
 from deepinfer_kernels.experts_output.reference import make_inputs as experts_output_inputs
 from deepinfer_kernels.hc_norm.reference import make_inputs as hc_norm_inputs
 from deepinfer_kernels.latent_projections.reference import make_inputs as latent_inputs
@@ -109,5 +118,10 @@ FUSED: tuple[Operation, ...] = (
         "experts_output.experts_output",
         lambda n, _, g, d: named(_EXPERTS, _EXPERTS, experts_output_inputs(n, 97, FP32, d, g)),
         lambda t, _: experts_output.experts_output(*(t[name] for name in _EXPERTS.split())),
+    ),
+    operation(
+        "dense_attention.dense_attention",
+        lambda n, _, g, d: named("q k v", "q", dense_attention_inputs(n, 100, 2, 16, FP32, g, d)),
+        lambda t, _: dense_attention.dense_attention(t["q"], t["k"], t["v"], 0.25),
     ),
 )

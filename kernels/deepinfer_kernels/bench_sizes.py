@@ -15,6 +15,7 @@ class Sizes:
         rows: few and many rows of an operation on hidden states.
         head_rows: rows that reach the head and the sampler: sampled ones only.
         entries: compressed entries of a request that the indexer scores.
+        narrow_entries: (rows, entries of each, width of their buffer) of a captured graph.
         experts: (number of experts, tokens) of the routed experts.
     """
 
@@ -41,6 +42,7 @@ class Sizes:
     rows: tuple[int, ...]
     head_rows: tuple[int, ...]
     entries: tuple[tuple[int, int, int], ...]
+    narrow_entries: tuple[tuple[int, int, int], ...]
     experts: tuple[tuple[int, tuple[int, ...]], ...]
 
 
@@ -70,6 +72,7 @@ REAL = Sizes(
     rows=(1, 64, 4096, 16, 256),
     head_rows=(1, 64, 256, 16),
     entries=((64, 1, 65536), (1, 1, 65536), (1, 4096, 4096), (64, 1, 4096), (1, 1, 1 << 20)),
+    narrow_entries=((64, 2048, 1 << 18), (1, 2048, 1 << 18), (64, 65536, 1 << 18)),
     experts=((32, (64, 4096, 1, 16, 256, 1024, 8192)), (384, (64, 1, 8, 256, 4096))),
 )
 
@@ -98,6 +101,7 @@ TINY = Sizes(
     rows=(1, 16, 1040),
     head_rows=(1, 5),
     entries=((2, 1, 64), (1, 3, 128), (1, 1, 8256)),
+    narrow_entries=((2, 64, 8256),),
     experts=((8, (3, 600)),),
 )
 

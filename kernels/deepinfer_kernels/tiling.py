@@ -63,6 +63,10 @@ SINKHORN_BLOCK_T = 32
 # may share the unpacked keys of one request). A key's score comes from its own row of the product: no tile changes it.
 INDEX_KEY_TILE = 128
 INDEX_ROWS = ((64, 1), (1 << 62, 8))
+# Programs of one call, and at least of one group of rows, that share the tiles of a row among themselves: a graph is as
+# wide as the longest context allowed, and starting a program for every tile of it would cost more than short contexts.
+INDEX_PROGRAMS = 8192
+INDEX_LEAST_PROGRAMS = 32
 # Keys of one tile of the fp32 products, which hold their operands in registers.
 INDEX_FP32_KEY_TILE = 32
 

@@ -15,7 +15,32 @@ from deepinfer_kernels import tiling
 from deepinfer_kernels.launching import as_rows, from_table
 from deepinfer_kernels.triton_sums import halving_row_sums
 
+_SPLIT_COLUMNS = 128  # columns of one program that splits weights
 _SUM_ROWS = 8  # rows of one program of the second kernel
+
+
+@triton.jit
+def _split_exactly(fn):
+    """Three bf16 values that add up to each fp32 value."""
+    high = fn.to(tl.bfloat16)
+    rest = fn - high.to(tl.float32)
+    middle = rest.to(tl.bfloat16)
+    return high, middle, (rest - middle.to(tl.float32)).to(tl.bfloat16)
+
+
+@triton.jit
+def _hc_mix_split_kernel(
+    fn_ptr, out_ptr, DEPTH: tl.constexpr, NUM_LOGITS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr
+):
+    k = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
+    n = tl.arange(0, BLOCK_N)[:, None]
+    is_k = k < DEPTH
+    fn = tl.load(fn_ptr + n * DEPTH + k, mask=is_k & (n < NUM_LOGITS), other=0.0)
+    high, middle, low = _split_exactly(fn)
+    place_ptr = out_ptr + n * DEPTH + k
+    tl.store(place_ptr, high, mask=is_k)
+    tl.store(place_ptr + BLOCK_N * DEPTH, middle, mask=is_k)
+    tl.store(place_ptr + 2 * BLOCK_N * DEPTH, low, mask=is_k)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -35,6 +60,7 @@ def _hc_mix_parts_kernel(
     PART_K: tl.constexpr,
     PARTS: tl.constexpr,
     IS_BF16: tl.constexpr,
+    IS_SPLIT: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     program = tl.program_id(1)
@@ -53,13 +79,16 @@ def _hc_mix_parts_kernel(
             is_k = k < DEPTH
             x_mask = is_token[:, None] & is_k[None, :]
             x = tl.load(x_ptr + token[:, None] * x_stride_t + k[None, :], mask=x_mask, other=0.0)
-            fn_mask = is_logit[:, None] & is_k[None, :]
-            fn = tl.load(fn_ptr + n[:, None] * DEPTH + k[None, :], mask=fn_mask, other=0.0)
+            fn_ptrs = fn_ptr + n[:, None] * DEPTH + k[None, :]
+            if IS_SPLIT:
+                high = tl.load(fn_ptrs, mask=is_k[None, :], other=0.0)
+                middle = tl.load(fn_ptrs + BLOCK_N * DEPTH, mask=is_k[None, :], other=0.0)
+                low = tl.load(fn_ptrs + 2 * BLOCK_N * DEPTH, mask=is_k[None, :], other=0.0)
+            else:
+                fn = tl.load(fn_ptrs, mask=is_logit[:, None] & is_k[None, :], other=0.0)
+                if IS_BF16:
+                    high, middle, low = _split_exactly(fn)
             if IS_BF16:
-                high = fn.to(tl.bfloat16)
-                rest = fn - high.to(tl.float32)
-                middle = rest.to(tl.bfloat16)
-                low = (rest - middle.to(tl.float32)).to(tl.bfloat16)
                 block = tl.dot(x, tl.trans(low))
                 block = tl.dot(x, tl.trans(middle), block)
                 logits += tl.dot(x, tl.trans(high), block)
@@ -109,9 +138,15 @@ def _hc_mix_sum_kernel(
 
 
 def hc_mix_triton(
-    streams: torch.Tensor, fn: torch.Tensor, eps: float, tile: tuple[int, int] | None = None, stages: int = 3
+    streams: torch.Tensor,
+    fn: torch.Tensor,
+    eps: float,
+    tile: tuple[int, int] | None = None,
+    stages: int = 3,
+    split: bool = False,
+    warps: int = 4,
 ) -> torch.Tensor:
-    """Launch both kernels on arguments ``hc_mix`` has checked; ``tile`` overrides the table of tiles."""
+    """Launch the kernels on arguments ``hc_mix`` has checked; ``tile`` overrides the table of tiles."""
     rows = as_rows(streams.flatten(1))
     num_tokens, depth = rows.shape
     num_logits = fn.shape[0]
@@ -123,9 +158,17 @@ def hc_mix_triton(
     block_n = max(16, triton.next_power_of_2(num_logits))
     logits = torch.empty((num_partials, num_tokens, block_n), dtype=torch.float32, device=streams.device)
     squares = torch.empty((num_partials, num_tokens), dtype=torch.float32, device=streams.device)
+    fn = fn.detach().contiguous()
+    is_split = split and rows.dtype == torch.bfloat16
+    if is_split:
+        parts_of_fn = torch.empty((3, block_n, depth), dtype=torch.bfloat16, device=fn.device)
+        _hc_mix_split_kernel[(triton.cdiv(depth, _SPLIT_COLUMNS),)](
+            fn, parts_of_fn, DEPTH=depth, NUM_LOGITS=num_logits, BLOCK_N=block_n, BLOCK_K=_SPLIT_COLUMNS
+        )
+        fn = parts_of_fn
     _hc_mix_parts_kernel[(triton.cdiv(num_tokens, block_m), num_partials)](
         rows,
-        fn.detach().contiguous(),
+        fn,
         logits,
         squares,
         num_tokens,
@@ -139,8 +182,9 @@ def hc_mix_triton(
         PART_K=tiling.HC_MIX_PART_K,
         PARTS=parts,
         IS_BF16=rows.dtype == torch.bfloat16,
+        IS_SPLIT=is_split,
         STAGES=stages,
-        num_warps=4,
+        num_warps=warps,
         enable_fp_fusion=False,
     )
     _hc_mix_sum_kernel[(triton.cdiv(num_tokens, _SUM_ROWS),)](

@@ -54,7 +54,10 @@ def test_scores_keep_their_bits_in_any_batch_row_group_and_width(round_bf16: boo
         assert_bitwise_equal(run(case, 1500, round_bf16, slice(low, high)), want[low:high], f"rows {low}:{high}")
     alone = [run(case, 1500, round_bf16, slice(t, t + 1)) for t in range(300)]
     assert_bitwise_equal(torch.cat(alone), want, "each row alone")
-    wide = run(case, 20000, round_bf16)
-    assert_bitwise_equal(wide[:, :1500].contiguous(), want, "wider")
-    assert bool((wide[:, 1500:] == -torch.inf).all())
+    for width in (20000, 262144):  # the second: more tiles than programs
+        wide = run(case, width, round_bf16)
+        assert_bitwise_equal(wide[:, :1500].contiguous(), want, f"{width} wide")
+        assert bool((wide[:, 1500:] == -torch.inf).all())
+    few = run(case, 1500, round_bf16, slice(0, 300, 10))
+    assert_bitwise_equal(run(case, 1 << 20, round_bf16, slice(0, 300, 10))[:, :1500].contiguous(), few, "2^20 wide")
     assert_graph_gives_eager_bits(lambda: run(case, 1500, round_bf16), "indexer_logits")

@@ -1,6 +1,7 @@
 """Index scores of bf16 queries over packed MXFP4 pages on tensor cores.
 
-One program owns a tile of entries and some rows; rows of one request that follow each other share the unpacked keys.
+A program owns some rows and every n-th tile of entries; rows of one request that follow each other share the unpacked
+keys. Tiles beyond what a row sees cost a store of -inf, however wide the result is.
 All heads of a row are the other side of the product. Their weighted sum halves the heads, upper half onto lower.
 """
 
@@ -72,57 +73,58 @@ def _indexer_logits_kernel(
     ROUND: tl.constexpr,
 ):
     HALF: tl.constexpr = HEAD_DIM // 2
-    first = tl.program_id(1) * KEYS
-    entry = first + tl.arange(0, KEYS)
     h = tl.arange(0, HEADS)
     d = tl.arange(0, HEAD_DIM)
     is_head = h < NUM_HEADS
-    held_request = -1
-    held_visible = tl.zeros([], dtype=tl.int64)
-    k_even = tl.zeros([KEYS, HALF], dtype=tl.bfloat16)
-    k_odd = tl.zeros([KEYS, HALF], dtype=tl.bfloat16)
-    for r in range(ROWS):
-        token = tl.program_id(0).to(tl.int64) * ROWS + r
-        is_token = token < num_tokens
-        num_visible = tl.load(num_visible_ptr + token, mask=is_token, other=0)
-        request = tl.load(req_idx_ptr + token, mask=is_token, other=-1)
-        out_row_ptr = out_ptr + token * max_entries + entry
-        is_entry = (entry < max_entries) & is_token
-        if (first < num_visible) & (request >= 0):
-            visible_here = tl.minimum(num_visible, first + KEYS)
-            if (request != held_request) | (visible_here > held_visible):
-                k_even, k_odd = _load_keys(
-                    cache_ptr,
-                    table_ptr + request.to(tl.int64) * table_stride_r,
-                    table_stride_b,
-                    entry,
-                    entry < num_visible,
-                    per_block,
-                    block_stride,
-                    HEAD_DIM,
-                    KEYS,
-                )
-                held_request = request
-                held_visible = visible_here
-            q_row_ptr = q_ptr + token * q_stride_t + h[:, None] * q_stride_h + d[None, :]
-            q = tl.load(q_row_ptr, mask=is_head[:, None], other=0.0)
-            q_even, q_odd = tl.split(tl.reshape(q, [HEADS, HALF, 2]))
-            weights_ptrs = weights_ptr + token * weights_stride_t + h * weights_stride_h
-            weights = tl.load(weights_ptrs, mask=is_head, other=0.0).to(tl.float32)
-            dots = tl.dot(k_even, tl.trans(q_even))
-            dots = tl.dot(k_odd, tl.trans(q_odd), dots)  # [KEYS, HEADS]
-            if ROUND:
-                dots = dots.to(tl.bfloat16).to(tl.float32)
-            products = tl.maximum(dots, 0.0) * weights[None, :]
-            if ROUND:
-                products = products.to(tl.bfloat16).to(tl.float32)
-            # Plus 0, as in a sum that starts there: a key that no head matches scores +0 under negative weights too.
-            score = halving_row_sums(products, KEYS, HEADS, LEVELS) + 0.0
-            if ROUND:
-                score = score.to(tl.bfloat16).to(tl.float32)
-            tl.store(out_row_ptr, tl.where(entry < num_visible, score, -float("inf")), mask=is_entry)
-        else:
-            tl.store(out_row_ptr, tl.full([KEYS], -float("inf"), dtype=tl.float32), mask=is_entry)
+    for tile in range(tl.program_id(1), tl.cdiv(max_entries, KEYS), tl.num_programs(1)):
+        first = tile * KEYS
+        entry = first + tl.arange(0, KEYS)
+        held_request = -1
+        held_visible = tl.zeros([], dtype=tl.int64)
+        k_even = tl.zeros([KEYS, HALF], dtype=tl.bfloat16)
+        k_odd = tl.zeros([KEYS, HALF], dtype=tl.bfloat16)
+        for r in range(ROWS):
+            token = tl.program_id(0).to(tl.int64) * ROWS + r
+            is_token = token < num_tokens
+            num_visible = tl.load(num_visible_ptr + token, mask=is_token, other=0)
+            request = tl.load(req_idx_ptr + token, mask=is_token, other=-1)
+            out_row_ptr = out_ptr + token * max_entries + entry
+            is_entry = (entry < max_entries) & is_token
+            if (first < num_visible) & (request >= 0):
+                visible_here = tl.minimum(num_visible, first + KEYS)
+                if (request != held_request) | (visible_here > held_visible):
+                    k_even, k_odd = _load_keys(
+                        cache_ptr,
+                        table_ptr + request.to(tl.int64) * table_stride_r,
+                        table_stride_b,
+                        entry,
+                        entry < num_visible,
+                        per_block,
+                        block_stride,
+                        HEAD_DIM,
+                        KEYS,
+                    )
+                    held_request = request
+                    held_visible = visible_here
+                q_row_ptr = q_ptr + token * q_stride_t + h[:, None] * q_stride_h + d[None, :]
+                q = tl.load(q_row_ptr, mask=is_head[:, None], other=0.0)
+                q_even, q_odd = tl.split(tl.reshape(q, [HEADS, HALF, 2]))
+                weights_ptrs = weights_ptr + token * weights_stride_t + h * weights_stride_h
+                weights = tl.load(weights_ptrs, mask=is_head, other=0.0).to(tl.float32)
+                dots = tl.dot(k_even, tl.trans(q_even))
+                dots = tl.dot(k_odd, tl.trans(q_odd), dots)  # [KEYS, HEADS]
+                if ROUND:
+                    dots = dots.to(tl.bfloat16).to(tl.float32)
+                products = tl.maximum(dots, 0.0) * weights[None, :]
+                if ROUND:
+                    products = products.to(tl.bfloat16).to(tl.float32)
+                # Plus 0, as in a sum that starts there: a key without matching heads scores +0 under negative weights.
+                score = halving_row_sums(products, KEYS, HEADS, LEVELS) + 0.0
+                if ROUND:
+                    score = score.to(tl.bfloat16).to(tl.float32)
+                tl.store(out_row_ptr, tl.where(entry < num_visible, score, -float("inf")), mask=is_entry)
+            else:
+                tl.store(out_row_ptr, tl.full([KEYS], -float("inf"), dtype=tl.float32), mask=is_entry)
 
 
 def fits_tensor_cores(q: torch.Tensor, fmt: RecordFormat) -> bool:
@@ -151,7 +153,9 @@ def indexer_logits_triton(
     q = last_axis_contiguous(q)
     rows = rows or from_table(tiling.INDEX_ROWS, num_tokens)
     heads = max(16, triton.next_power_of_2(num_heads))
-    _indexer_logits_kernel[(triton.cdiv(num_tokens, rows), triton.cdiv(max_entries, tiling.INDEX_KEY_TILE))](
+    groups = triton.cdiv(num_tokens, rows)
+    programs = max(tiling.INDEX_LEAST_PROGRAMS, triton.cdiv(tiling.INDEX_PROGRAMS, groups))
+    _indexer_logits_kernel[(groups, min(programs, triton.cdiv(max_entries, tiling.INDEX_KEY_TILE)))](
         q,
         weights,
         key_cache,

@@ -46,7 +46,11 @@ def _indexer_logits_fp32_kernel(
     entry = tl.program_id(1) * KEYS + tl.arange(0, KEYS)
     h = tl.arange(0, HEADS)
     is_head = h < NUM_HEADS
-    is_visible = entry < tl.load(num_visible_ptr + token)
+    num_visible = tl.load(num_visible_ptr + token)
+    if tl.program_id(1) * KEYS >= num_visible:
+        tl.store(out_ptr + token * max_entries + entry, tl.full([KEYS], -float("inf"), tl.float32), entry < max_entries)
+        return
+    is_visible = entry < num_visible
     request = tl.maximum(tl.load(req_idx_ptr + token), 0).to(tl.int64)
     page = entry // per_block
     table_ptr += request * table_stride_r + page.to(tl.int64) * table_stride_b

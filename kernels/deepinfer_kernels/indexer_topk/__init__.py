@@ -16,12 +16,14 @@ from deepinfer_kernels.indexer_topk.triton_kernel import topk_indices_triton
 __all__ = ["candidate_blocks", "mask_to_candidates", "topk_indices"]
 
 
-def topk_indices(scores: torch.Tensor, k: int) -> torch.Tensor:
+def topk_indices(scores: torch.Tensor, k: int, num_visible: torch.Tensor | None = None) -> torch.Tensor:
     """The ``k`` best entries of each row by (score descending, index ascending).
 
     Args:
         scores: [num_tokens, num_entries] fp32; -inf (and NaN) is never chosen, -0 equals 0.
         k: entries to choose; may exceed ``num_entries``.
+        num_visible: [num_tokens] int64, how many entries the row has, at most ``num_entries``; None: all. Scores from
+            there on are not read and may hold anything; on a GPU the time follows it, not the width.
 
     Returns:
         [num_tokens, k] int32: ascending indices, then -1.
@@ -34,9 +36,11 @@ def topk_indices(scores: torch.Tensor, k: int) -> torch.Tensor:
     Source: spec sections 2.7 and 10.2 row 20.
     """
     _check("topk_indices", scores, "k", k, 0)
+    if num_visible is not None:
+        _check_visible("topk_indices", scores, num_visible)
     if use_triton(scores):
-        return topk_indices_triton(scores, k)
-    return topk_indices_reference(scores, k)
+        return topk_indices_triton(scores, k, num_visible)
+    return topk_indices_reference(scores, k, num_visible)
 
 
 def candidate_blocks(scores: torch.Tensor, num_visible: torch.Tensor, num_blocks: int, block_size: int) -> torch.Tensor:
@@ -45,8 +49,8 @@ def candidate_blocks(scores: torch.Tensor, num_visible: torch.Tensor, num_blocks
     A block scores as its best entry; the block of the newest visible entry is always taken.
 
     Args:
-        scores: [num_tokens, num_entries] fp32, -inf from ``num_visible`` on.
-        num_visible: [num_tokens] int64.
+        scores: [num_tokens, num_entries] fp32; from ``num_visible`` on they are not read and may hold anything.
+        num_visible: [num_tokens] int64, at most ``num_entries``.
         num_blocks: blocks to choose.
         block_size: entries per block; the last block may be cut by ``num_entries``.
 
@@ -62,11 +66,7 @@ def candidate_blocks(scores: torch.Tensor, num_visible: torch.Tensor, num_blocks
     """
     _check("candidate_blocks", scores, "num_blocks", num_blocks, 0)
     _check("candidate_blocks", scores, "block_size", block_size, 1)
-    if num_visible.shape != scores.shape[:1]:
-        raise ShapeError(
-            f"candidate_blocks: num_visible has shape {list(num_visible.shape)}, expected [{scores.shape[0]}], the "
-            f"first axis of scores {list(scores.shape)}; pass one count per row"
-        )
+    _check_visible("candidate_blocks", scores, num_visible)
     if use_triton(scores):
         return candidate_blocks_triton(scores, num_visible, num_blocks, block_size)
     return candidate_blocks_reference(scores, num_visible, num_blocks, block_size)
@@ -99,6 +99,14 @@ def mask_to_candidates(scores: torch.Tensor, blocks: torch.Tensor, block_size: i
     if use_triton(scores):
         return mask_to_candidates_triton(scores, blocks, block_size)
     return mask_to_candidates_reference(scores, blocks, block_size)
+
+
+def _check_visible(operation: str, scores: torch.Tensor, num_visible: torch.Tensor) -> None:
+    if num_visible.shape != scores.shape[:1]:
+        raise ShapeError(
+            f"{operation}: num_visible has shape {list(num_visible.shape)}, expected [{scores.shape[0]}], the "
+            f"first axis of scores {list(scores.shape)}; pass one count per row"
+        )
 
 
 def _check(operation: str, scores: torch.Tensor, name: str, size: int, least: int) -> None:

@@ -25,6 +25,23 @@ def _topk(num_rows: int, entries: int, k: int) -> Case:
     )
 
 
+def _narrow(num_rows: int, entries: int, width: int, k: int) -> Case:
+    """Short contexts in a buffer of the longest allowed, as in a captured graph."""
+
+    def make(device: str) -> partial[torch.Tensor]:
+        visible = torch.full((num_rows,), entries, device=device)
+        return partial(topk_indices, _scores(device, num_rows, width), k, visible)
+
+    return Case(
+        op="indexer_topk",
+        name=f"topk {k}: {num_rows} rows, {entries} of {width} entries",
+        num_bytes=4 * num_rows * (entries + k),
+        flops=num_rows * entries,
+        make=make,
+        is_gather=True,
+    )
+
+
 def _candidates(num_rows: int, entries: int, num_blocks: int) -> Case:
     def make(device: str) -> partial[torch.Tensor]:
         visible = torch.full((num_rows,), entries, device=device)
@@ -62,6 +79,7 @@ def cases(sizes: Sizes) -> list[Case]:
         found.append(_topk(num_rows, entries, sizes.index_topk))
         found.append(_candidates(num_rows, entries, sizes.candidate_blocks))
         found.append(_mask(num_rows, entries, sizes.candidate_blocks))
+    found += [_narrow(*shape, sizes.index_topk) for shape in sizes.narrow_entries]
     return found
 
 

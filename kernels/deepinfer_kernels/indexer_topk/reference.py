@@ -15,9 +15,12 @@ def make_inputs(num_tokens: int, num_entries: int, generator: torch.Generator, d
     return scores.masked_fill(torch.arange(num_entries) >= num_visible, -torch.inf).to(device)
 
 
-def topk_indices_reference(scores: torch.Tensor, k: int) -> torch.Tensor:
+def topk_indices_reference(scores: torch.Tensor, k: int, num_visible: torch.Tensor | None = None) -> torch.Tensor:
     """``topk_indices`` on checked arguments."""
     num_tokens, num_entries = scores.shape
+    if num_visible is not None:
+        is_hidden = torch.arange(num_entries, device=scores.device) >= num_visible[:, None]
+        scores = scores.masked_fill(is_hidden, -torch.inf)
     chosen = torch.full((num_tokens, k), -1, dtype=torch.int32, device=scores.device)
     num_chosen = min(k, num_entries)
     if num_tokens == 0 or num_chosen == 0:
@@ -39,6 +42,8 @@ def candidate_blocks_reference(
     """``candidate_blocks`` on checked arguments."""
     num_tokens, num_entries = scores.shape
     num_score_blocks = -(-num_entries // block_size)
+    is_hidden = torch.arange(num_entries, device=scores.device) >= num_visible[:, None]
+    scores = scores.masked_fill(is_hidden, -torch.inf)
     padded = pad(scores, (0, num_score_blocks * block_size - num_entries), value=-torch.inf)
     block_scores = padded.view(num_tokens, num_score_blocks, block_size).amax(dim=2)
     newest = torch.where(num_visible > 0, (num_visible - 1) // block_size, -1).unsqueeze(1)

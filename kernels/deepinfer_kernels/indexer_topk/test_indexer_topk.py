@@ -68,6 +68,18 @@ def test_columns_of_minus_infinity_and_other_rows_change_nothing(device: str) ->
     assert_bitwise_equal(torch.cat(alone), blocks, label="blocks alone")
 
 
+@pytest.mark.parametrize("junk", [INF, float("nan"), 9.0])
+@pytest.mark.parametrize("width", [50, 51, 400, 20000])
+def test_what_lies_beyond_the_visible_entries_is_not_read(width: int, junk: float, device: str) -> None:
+    scores = _scores(33, 50, device)
+    num_visible = (scores > -INF).sum(dim=1)
+    wide = torch.full((33, width), junk, device=device)
+    wide[:, :50] = scores.masked_fill(scores == -INF, junk)
+    want, blocks = topk_indices(scores, 8), candidate_blocks(scores, num_visible, 3, 4)
+    assert_bitwise_equal(topk_indices(wide, 8, num_visible), want, label=f"top-8 of {width}")
+    assert_bitwise_equal(candidate_blocks(wide, num_visible, 3, 4), blocks, label=f"blocks of {width}")
+
+
 @pytest.mark.parametrize("num_entries", [0, 1, 3, 4, 5, 50])
 def test_candidate_blocks_rank_by_best_entry_with_the_newest_pinned(num_entries: int, device: str) -> None:
     scores = _scores(20, num_entries, device)
@@ -105,3 +117,5 @@ def test_errors_name_operation_argument_and_rule() -> None:
         candidate_blocks(scores, torch.zeros(2), 2, 4)
     with pytest.raises(ShapeError, match=r"mask_to_candidates: blocks has shape \[2, 4\], expected \[3, B\]"):
         mask_to_candidates(scores, torch.zeros(2, 4, dtype=torch.int32), 4)
+    with pytest.raises(ShapeError, match=r"topk_indices: num_visible has shape \[2\], expected \[3\]"):
+        topk_indices(scores, 2, torch.zeros(2, dtype=torch.int64))

@@ -48,6 +48,25 @@ def test_a_million_entries_and_nothing_but_ties() -> None:
     assert_bitwise_equal(topk_indices(odd, 7000), topk_indices_reference(odd, 7000), "extremes")
 
 
+@pytest.mark.parametrize("k", [512, 2048])
+@pytest.mark.parametrize("width", [LIMIT + 1, 5 * LIMIT, 262144, 1 << 20])
+def test_the_width_of_the_buffer_changes_nothing(width: int, k: int) -> None:
+    """Contexts on both sides of every chunk, in wide buffers; behind them stands what would win if it were read."""
+    counts = [0, 1, k - 1, k, k + 1, LIMIT - 1, LIMIT, LIMIT + 1, 16 * k, 16 * k + 1, 3 * LIMIT + 5, width]
+    num_visible = torch.tensor(counts, device="cuda").clamp_max(width)
+    scores = make_scores(len(counts), width, "ties")
+    is_hidden = torch.arange(width, device="cuda") >= num_visible[:, None]
+    want = topk_indices_reference(scores.masked_fill(is_hidden, -torch.inf), k)
+    junk = scores.masked_fill(is_hidden, 9.0)
+    assert_bitwise_equal(topk_indices(junk, k, num_visible), want, f"top {k} of {width}")
+    blocks = candidate_blocks_reference(scores, num_visible, k, 8)
+    assert_bitwise_equal(candidate_blocks(junk, num_visible, k, 8), blocks, f"{k} blocks of {width}")
+    for row in range(len(counts)):
+        narrow = max(1, int(num_visible[row]))
+        alone = topk_indices(junk[row : row + 1, :narrow], k, num_visible[row : row + 1])
+        assert_bitwise_equal(alone, want[row : row + 1], f"row {row} alone, as wide as its context")
+
+
 @pytest.mark.parametrize("num_entries", [1000, 20001, 131072])
 def test_candidates_are_those_of_the_reference(num_entries: int) -> None:
     scores = make_scores(9, num_entries, "bf16")

@@ -27,13 +27,15 @@ def _block_scores_kernel(
     b = tl.program_id(1) * BLOCK_B + tl.arange(0, BLOCK_B)
     e = tl.arange(0, BLOCK_E)
     entry = b[:, None] * block_size + e[None, :]
-    mask = (e < block_size)[None, :] & (entry < num_entries)
+    num_visible = tl.load(num_visible_ptr + token)
+    if tl.program_id(1).to(tl.int64) * BLOCK_B * block_size >= num_visible:
+        return  # the selection does not read these blocks
+    mask = (e < block_size)[None, :] & (entry < tl.minimum(num_visible, num_entries))
     score_ptr = scores_ptr + token * stride_t + entry.to(tl.int64) * stride_n
     score = tl.load(score_ptr, mask=mask, other=-float("inf"))
     best = tl.max(score, axis=1)
     # A NaN drops its block, as it does in the reference.
     best = tl.where(tl.max((score != score).to(tl.int32), axis=1) > 0, -float("inf"), best)
-    num_visible = tl.load(num_visible_ptr + token)
     is_newest = (num_visible > 0) & (b == (num_visible - 1) // block_size)
     tl.store(out_ptr + token * num_blocks + b, tl.where(is_newest, float("inf"), best), mask=b < num_blocks)
 
@@ -67,11 +69,12 @@ def candidate_blocks_triton(
     """Launch the kernels on arguments ``candidate_blocks`` has checked."""
     num_tokens, num_entries = scores.shape
     num_score_blocks = triton.cdiv(num_entries, block_size)
+    num_visible = num_visible.contiguous()
     block_scores = torch.empty((num_tokens, num_score_blocks), dtype=torch.float32, device=scores.device)
     if block_scores.numel() > 0:
         _block_scores_kernel[(num_tokens, triton.cdiv(num_score_blocks, _BLOCKS))](
             scores,
-            num_visible.contiguous(),
+            num_visible,
             block_scores,
             num_entries,
             num_score_blocks,
@@ -82,7 +85,7 @@ def candidate_blocks_triton(
             BLOCK_E=triton.next_power_of_2(block_size),
             num_warps=4,
         )
-    return topk_indices_triton(block_scores, num_blocks)
+    return topk_indices_triton(block_scores, num_blocks, num_visible, block_size)
 
 
 def mask_to_candidates_triton(scores: torch.Tensor, blocks: torch.Tensor, block_size: int) -> torch.Tensor:

@@ -4,6 +4,7 @@ A score becomes an unsigned integer that orders as the score does; 0 stands for 
 A row longer than a chunk takes several passes: every chunk keeps its best k in ascending order, and the next pass
 chooses among those. What a chunk drops has k better entries before it, so the last pass sees every entry of the
 answer, and places keep the order of indices. The order is total: the answer does not depend on the passes.
+The passes follow the width of the scores, which a graph fixes; the work follows what each row sees.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -20,25 +21,38 @@ from deepinfer_kernels.triton_elementary import ordered_key
 _WARPS = ((256, 1), (1024, 4), (4096, 8), (tiling.TOPK_CHUNK, 16))
 
 
-@triton.jit(do_not_specialize=["num_entries"])
+@triton.jit(do_not_specialize=["num_entries", "per_score"])
 def _topk_kernel(
     scores_ptr,
     index_ptr,
+    num_visible_ptr,
     out_ptr,
     out_scores_ptr,
     num_entries,
     k,
+    per_score,
     stride_t,
     stride_n,
-    HAS_INDEX: tl.constexpr,
+    PASS: tl.constexpr,
     IS_LAST: tl.constexpr,
+    CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     lane = tl.arange(0, BLOCK)
     n = chunk * BLOCK + lane
-    is_entry = n < num_entries
+    num_live = num_entries.to(tl.int64)
+    if num_visible_ptr is not None:
+        # Chunks beyond what the row sees were left out in the passes before.
+        num_live = tl.cdiv(tl.load(num_visible_ptr + token).to(tl.int64), per_score)
+        for _ in tl.static_range(PASS):
+            num_live = tl.cdiv(num_live, CHUNK) * k
+        num_live = tl.minimum(num_live, num_entries)
+        if not IS_LAST:  # noqa: SIM102  one of them is a constant, which "and" would make a tensor
+            if chunk * BLOCK >= num_live:
+                return
+    is_entry = n < num_live
     score = tl.load(scores_ptr + token * stride_t + n.to(tl.int64) * stride_n, mask=is_entry, other=-float("inf"))
     key = ordered_key(score)
     # Scores rounded to bf16 have no low bits: half of the search, with the low bits of the keys cleared.
@@ -58,7 +72,7 @@ def _topk_kernel(
     place = tl.cumsum(chosen, axis=0) - 1
     num_chosen = tl.sum(chosen, axis=0)
     index = n
-    if HAS_INDEX:
+    if PASS > 0:
         index = tl.load(index_ptr + token * num_entries + n, mask=is_entry, other=-1)
     first = (token * tl.num_programs(1) + chunk) * k
     tl.store(out_ptr + first + place, index, mask=chosen > 0)
@@ -73,7 +87,13 @@ def _topk_kernel(
 
 
 def _choose(
-    scores: torch.Tensor, index: torch.Tensor | None, k: int, is_last: bool
+    scores: torch.Tensor,
+    index: torch.Tensor | None,
+    k: int,
+    is_last: bool,
+    num_visible: torch.Tensor | None = None,
+    per_score: int = 1,
+    pass_number: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The best ``k`` of every chunk: indices [num_tokens, chunks * k], and before the last pass their scores."""
     num_tokens, num_entries = scores.shape
@@ -84,30 +104,42 @@ def _choose(
     _topk_kernel[(num_tokens, num_chunks)](
         scores,
         index,
+        num_visible,
         out,
         kept,
         num_entries,
         k,
+        per_score,
         scores.stride(0),
         scores.stride(1),
-        HAS_INDEX=index is not None,
+        PASS=pass_number,
         IS_LAST=is_last,
+        CHUNK=tiling.TOPK_CHUNK,
         BLOCK=block,
         num_warps=from_table(_WARPS, block),
     )
     return out, kept
 
 
-def topk_indices_triton(scores: torch.Tensor, k: int) -> torch.Tensor:
-    """Launch the passes for the width of ``scores``, on arguments ``topk_indices`` has checked."""
+def topk_indices_triton(
+    scores: torch.Tensor, k: int, num_visible: torch.Tensor | None = None, per_score: int = 1
+) -> torch.Tensor:
+    """Launch the passes for the width of ``scores``, on arguments ``topk_indices`` has checked.
+
+    A row has ceil(num_visible / per_score) scores; columns from there on are not read, and chunks of them not visited.
+    """
     num_tokens, num_entries = scores.shape
     if num_tokens == 0 or k == 0 or num_entries == 0:
         return torch.full((num_tokens, k), -1, dtype=torch.int32, device=scores.device)
     if k > tiling.TOPK_LARGEST and num_entries > tiling.TOPK_CHUNK:
-        return topk_indices_reference(scores, k)  # larger than any selection of the model
+        # larger than any selection of the model
+        counts = None if num_visible is None else -(-num_visible // per_score)
+        return topk_indices_reference(scores, k, counts)
     index: torch.Tensor | None = None
+    pass_number = 0
+    num_visible = None if num_visible is None else num_visible.contiguous()
     while scores.shape[1] > tiling.TOPK_CHUNK:
-        index, kept = _choose(scores, index, k, is_last=False)
+        index, kept = _choose(scores, index, k, False, num_visible, per_score, pass_number)
         assert kept is not None
-        scores = kept
-    return _choose(scores, index, k, is_last=True)[0]
+        scores, pass_number = kept, pass_number + 1
+    return _choose(scores, index, k, True, num_visible, per_score, pass_number)[0]

@@ -1,0 +1,86 @@
+"""Planted faults of the ranks: workers that take sums by the number of ranks, or what ranks own as it arrives.
+
+A rank is a process of its own, so a fault is a worker class (``--worker-cls``). It is planted when the start-up proof
+has passed, and the log says when it first acts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from vllm.logger import init_logger
+
+from deepinfer_batch_invariant.collectives import Ranks
+from deepinfer_plugin.model import attention, moe
+from deepinfer_plugin.worker.cpu_worker import DeepInferCpuWorker
+
+logger = init_logger(f"vllm.{__name__}")
+ACTED = "planted fault acts: "
+
+Function = Callable[..., Any]
+
+
+class FaultyWorker(DeepInferCpuWorker):
+    """Plants the fault of its subclass once the engine is proven."""
+
+    def compile_or_warm_up_model(self) -> Any:
+        """vLLM's last call before the first request."""
+        result = super().compile_or_warm_up_model()
+        self.plant()
+        return result
+
+    def plant(self) -> None:
+        """Change the code of this process."""
+        raise NotImplementedError
+
+    def acts(self) -> None:
+        """Say, once, that the fault has changed something."""
+        logger.info_once("%s%s", ACTED, type(self).__name__)
+
+
+class SumCutByRanks(FaultyWorker):
+    """The depth of wo_b is cut into as many parts as there are ranks, as row parallelism does."""
+
+    def plant(self) -> None:
+        """Cut the sum of every product of attention that has shares."""
+        original: Function = vars(attention)["mxfp8_linear"]
+
+        def cut(x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, *, num_shards: int, **options: Any) -> Any:
+            self.acts()
+            parts = zip(*(tensor.chunk(num_shards, dim=1) for tensor in (x, weight, scale)), strict=True)
+            return sum(original(*(part.contiguous() for part in of_rank), **options) for of_rank in parts)
+
+        vars(attention)["mxfp8_linear"] = cut
+
+
+class PartialSumsOfExperts(FaultyWorker):
+    """Every rank adds its own experts, then ranks are added, as an all-reduce does."""
+
+    def plant(self) -> None:
+        """Add the later slots and the shared expert before the first slot."""
+        original: Function = vars(moe)["moe_combine"]
+
+        def reduced(expert_out: torch.Tensor, shared_out: torch.Tensor) -> Any:
+            self.acts()
+            return expert_out[:, 0] + original(expert_out[:, 1:].contiguous(), shared_out)
+
+        vars(moe)["moe_combine"] = reduced
+
+
+class OrderOfArrival(FaultyWorker):
+    """What a rank has itself is there first, and stands first."""
+
+    def plant(self) -> None:
+        """Turn what was gathered."""
+        original: Function = Ranks.gather
+
+        def arrived(ranks: Ranks, x: torch.Tensor) -> torch.Tensor:
+            self.acts()
+            return torch.roll(original(ranks, x), -ranks.rank, 0)
+
+        Ranks.gather = arrived  # type: ignore[method-assign,assignment]
+
+
+FAULTS = (SumCutByRanks, PartialSumsOfExperts, OrderOfArrival)
