@@ -158,14 +158,21 @@ class DeepInferModelState(DefaultModelState):
         self._attn_metadata = metadata
         return metadata
 
-    def prepare_inputs_embeds(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def prepare_inputs_embeds(
+        self, scheduled_encoder_inputs: dict[str, list[int]], input_batch: InputBatch, req_states: RequestState
+    ) -> torch.Tensor:
         """vLLM calls it before ``prepare_inputs``, which reads the rows of images from it."""
-        self._inputs_embeds = super().prepare_inputs_embeds(*args, **kwargs)
+        self._mend_drafts(input_batch)
+        self._inputs_embeds = super().prepare_inputs_embeds(scheduled_encoder_inputs, input_batch, req_states)
         return self._inputs_embeds
 
-    def prepare_inputs(self, input_batch: InputBatch, req_states: RequestState) -> dict[str, Any]:
+    def _mend_drafts(self, input_batch: InputBatch) -> None:
+        """Whatever looks up ids first: a draft may be no id at all."""
         if input_batch.num_draft_tokens > 0:
             mend_drafts(input_batch.input_ids, self.model.config.vocab_size)
+
+    def prepare_inputs(self, input_batch: InputBatch, req_states: RequestState) -> dict[str, Any]:
+        self._mend_drafts(input_batch)
         inputs = super().prepare_inputs(input_batch, req_states)
         num_tokens = input_batch.num_tokens_after_padding
         if self._drafter is not None and self._drafter.draws is not None:
