@@ -19,7 +19,7 @@ from deepinfer_plugin.model.weights import check_checkpoint, check_tokenizer
 from deepinfer_plugin.replay.settings import ENCODER_VARIABLE, MODE_VARIABLE, ReplaySettings
 from deepinfer_plugin.sampling import front_end
 from deepinfer_plugin.sampling.server_defaults import check_server_defaults
-from deepinfer_plugin.settings import Settings
+from deepinfer_plugin.settings import Arithmetic, Settings
 from deepinfer_plugin.speculative.front_end import install as allow_parameters_beside_drafts
 from deepinfer_plugin.worker import live_code
 
@@ -75,7 +75,9 @@ class DeepseekV41Checks(DeepseekV4ForCausalLMConfig):
         if not vllm_config.parallel_config.worker_extension_cls:  # a user's own, as reinforcement learning needs, stays
             vllm_config.parallel_config.worker_extension_cls = live_code.CLASS_PATH
         compilation = vllm_config.compilation_config
-        has_graphs = current_platform.is_cuda() and not vllm_config.model_config.enforce_eager
+        # Products of fp32 rows, for tests, are the plain references: they ask the device for sizes.
+        is_captured = Settings.from_envs().arithmetic is Arithmetic.REF and not vllm_config.model_config.enforce_eager
+        has_graphs = current_platform.is_cuda() and is_captured
         compilation.cudagraph_mode = graph_mode(compilation.cudagraph_mode, has_graphs=has_graphs)
 
 

@@ -287,18 +287,21 @@ THRESHOLDS: tuple[Threshold, ...] = (
         function=f"{KERNELS}.restrict_logits.reference:restrict_logits_reference",
         value=f"rows > SAMPLING_ELEMENTS ({tiling.SAMPLING_ELEMENTS}) / vocab_size, rounded up",
         sides=_sampled_at_once,
+        device=CPU,
     ),
     Threshold(
         name="rows sampled at once",
         function=f"{KERNELS}.sample_tokens.reference:sample_tokens_reference",
         value=f"rows > SAMPLING_ELEMENTS ({tiling.SAMPLING_ELEMENTS}) / vocab_size, rounded up",
         sides=_sampled_at_once,
+        device=CPU,
     ),
     Threshold(
         name="rows summed at once",
         function=f"{KERNELS}.sum_smaller_probs.reference:sum_smaller_probs_reference",
         value=f"rows > SAMPLING_ELEMENTS ({tiling.SAMPLING_ELEMENTS}) / vocab_size, rounded up",
         sides=_sampled_at_once,
+        device=CPU,
     ),
     Threshold(
         name="logits processed",
