@@ -50,7 +50,8 @@ class InjectedDrafter:
         self._kind, self._states, self._count, self._vocab = kind, req_states, num_drafts, vocab_size
         self._answers = answers
         self._random = np.random.default_rng(0)
-        self.draft_token_confidence_probs = torch.ones(req_states.max_num_reqs, num_drafts)
+        self._device = req_states.all_token_ids.gpu.device
+        self.draft_token_confidence_probs = torch.ones(req_states.max_num_reqs, num_drafts, device=self._device)
 
     def propose(self, input_batch: Any, *args: Any, dummy_run: bool = False, **kwargs: Any) -> torch.Tensor:
         """Drafts of the step: [num_reqs, num_drafts] int64."""
@@ -63,7 +64,7 @@ class InjectedDrafter:
                 drafts[row] = torch.tensor(self._drafts(slot), dtype=torch.int64)
         confidence = self._random.random((input_batch.num_reqs, self._count))
         self.draft_token_confidence_probs[: input_batch.num_reqs] = torch.from_numpy(confidence).float()
-        return drafts
+        return drafts.to(self._device)
 
     def _drafts(self, slot: int) -> list[int]:
         import torch
