@@ -16,6 +16,7 @@ _MEANINGS = {
     "bounded_hits": "prefix hits whose windows were computed again at the hit",
     "hit_rows": "prompt rows that prefix hits saved in the encoder layers",
     "unreplayed_requests": "requests that needed every row although decoder replay is on",
+    "encoded_again": "images that passed the tower again, as replayed rows lie inside their span",
 }
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from deepinfer_plugin.grammar.so_args import settle_structured_output
 from deepinfer_plugin.replay.requests import describe
 from deepinfer_plugin.sampling.extras import SUM_SMALLER, capped_max_tokens, settle_extras
+from deepinfer_plugin.sampling.room import require_room
 from deepinfer_plugin.sampling.seeds import SEED_MODULUS, as_int64
 from deepinfer_plugin.sampling.server_defaults import server_defaults
 from deepinfer_plugin.sampling.sums import SUMS_OF_RESPONSE, require_carrier, sums_of, take_column
@@ -134,6 +135,7 @@ def _process_inputs(
     admit_constraint(self.model_config, self.tokenizer, settled)
     request = original(self, request_id, prompt, settled, *args, **kwargs)
     own = request.sampling_params  # a copy that is the engine's
+    require_room(own)
     own.max_tokens = capped_max_tokens(extras, len(request.prompt_token_ids or ()), own.max_tokens)
     seeds, seed = SEEDS_OF_RESPONSE.get(), reported_seed(settled.seed)
     if seeds is not None and seed is not None:
