@@ -68,6 +68,7 @@ def test_steps_and_requests_are_counted() -> None:
     )
     counters.count_request("segment", 32, is_unreplayed=False)
     counters.count_request("exact", 0, is_unreplayed=True)
+    counters.count_encoded_again()
     found = counters.since(before)
     assert found == {
         "steps": 1,
@@ -80,6 +81,7 @@ def test_steps_and_requests_are_counted() -> None:
         "bounded_hits": 0,
         "hit_rows": 32,
         "unreplayed_requests": 1,
+        "encoded_again": 1,
     }
     with pytest.raises(dataclasses.FrozenInstanceError):
         before.steps = 7  # type: ignore[misc]
