@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -229,7 +229,18 @@ def mask_missing_in_later_requests() -> AbstractContextManager[Calls]:
         calls.calls += int(is_later.sum())
         args[5] = torch.where(is_later, args[6], args[5])
 
-    return _arguments_changed(f"{_KERNELS}.indexer_logits.reference:indexer_logits_reference", alter)
+    def unbounded(calls: Calls, args: list[Any], kwargs: dict[str, Any]) -> None:
+        del args[2:]  # the selection has a bound of its own, which would hide the fault
+
+    @contextmanager
+    def planted() -> Iterator[Calls]:
+        with (
+            _arguments_changed(f"{_KERNELS}.indexer_topk.reference:topk_indices_reference", unbounded),
+            _arguments_changed(f"{_KERNELS}.indexer_logits.reference:indexer_logits_reference", alter) as calls,
+        ):
+            yield calls
+
+    return planted()
 
 
 def visible_off_by_one_beside_longer_ones() -> AbstractContextManager[Calls]:

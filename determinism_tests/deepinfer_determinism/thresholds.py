@@ -374,6 +374,7 @@ _NO_ROWS = "an empty call does nothing; no step of an engine is empty"
 
 # Places where what looks like a choice by a batch quantity is none: file and function to the reason.
 REVIEWED: Mapping[str, str] = {
+    "deepinfer_plugin/sampling/room.py: require_room": "lists of one request, which it refuses",
     "deepinfer_kernels/moe_experts/reference.py: moe_experts_reference": _NO_ROWS,
     "deepinfer_kernels/sampling_noise/reference.py: random_words_reference": _NO_ROWS,
     "deepinfer_kernels/moe_experts/reference.py: _dense_weights": "the size of the weights, fixed by the checkpoint",
