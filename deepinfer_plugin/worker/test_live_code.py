@@ -7,11 +7,13 @@ import subprocess
 import sys
 from unittest import mock
 
+import pytest
+
 from deepinfer_kernels import row_tiles
 from deepinfer_plugin import envs
 from deepinfer_plugin.engine_child.faults import row_tiles_off, window_short_after_the_first_request
 from deepinfer_plugin.model.step import Step
-from deepinfer_plugin.worker.live_code import PACKAGES, LiveCode, live_code
+from deepinfer_plugin.worker.live_code import _ONE_PLATFORM, PACKAGES, LiveCode, live_code
 
 
 def changed(before: dict[str, str]) -> set[str]:
@@ -22,6 +24,13 @@ def changed(before: dict[str, str]) -> set[str]:
 
 def _another(self: object) -> None:
     """Takes the place of a method."""
+
+
+@pytest.fixture(autouse=True)
+def _no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that tests before these have imported count in this process and in no other."""
+    for name in [name for name in sys.modules if name.startswith(_ONE_PLATFORM)]:
+        monkeypatch.delitem(sys.modules, name)
 
 
 def test_it_covers_every_package_and_is_equal_in_another_process() -> None:
