@@ -97,10 +97,11 @@ def _score(fmt: RecordFormat, round_bf16: bool, rows: int | None) -> None:
 
 
 def _select(num_entries: int) -> None:
-    scores = _fp32(ROWS, num_entries)
-    blocks = candidate_blocks_triton(scores, _int64(ROWS), 2048, 8)
+    scores, num_visible = _fp32(ROWS, num_entries), _int64(ROWS)
+    blocks = candidate_blocks_triton(scores, num_visible, 2048, 8)
     mask_to_candidates_triton(scores, blocks, 8)
     topk_indices_triton(scores, 512)
+    topk_indices_triton(scores, 512, num_visible)
 
 
 def _gate() -> None:
