@@ -1,4 +1,4 @@
-"""Fixtures of the plugin's tests: the small checkpoints, written once per session, and reference models on them.
+"""Fixtures of the plugin's tests: small checkpoints, written once per session, reference models, and the environment.
 
 Imports are inside the fixtures: a test that needs no model pays nothing for them.
 """
@@ -73,3 +73,12 @@ def reference_model(checkpoint: CheckpointFixture, text_weights: WeightsFixture)
         return models[key, arithmetic]
 
     return build
+
+
+@pytest.fixture
+def vllm_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM picks our platform on its first import, and that sets these variables: they are restored afterwards."""
+    from deepinfer_plugin import envs
+
+    for name in ("CUDA_VISIBLE_DEVICES", "TRITON_INTERPRET", "VLLM_USE_V2_MODEL_RUNNER", "OMP_NUM_THREADS"):
+        monkeypatch.setenv(name, envs.child_environment().get(name, "1" if name != "CUDA_VISIBLE_DEVICES" else ""))

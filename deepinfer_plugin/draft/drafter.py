@@ -12,7 +12,6 @@ from deepinfer_kernels.kv_store import store_records
 from deepinfer_kernels.linear import mxfp8_linear
 from deepinfer_kernels.rope import rope
 from deepinfer_plugin import variables
-from deepinfer_plugin.cache.records import KVRecords
 from deepinfer_plugin.cache.specs import num_drafts
 from deepinfer_plugin.draft.draws import Draws
 from deepinfer_plugin.draft.heads import ConfidenceHead, DraftHeads, Drafts
@@ -23,11 +22,9 @@ from deepinfer_plugin.model.config import ModelConfig
 from deepinfer_plugin.model.context import BuildContext
 from deepinfer_plugin.model.hyper_connection import identity_pre_mix
 from deepinfer_plugin.model.linear import Embedding, Head, QuantizedLinear, RMSNorm
-from deepinfer_plugin.model.parallel import Parallel
 from deepinfer_plugin.model.rope import RotaryTables
 from deepinfer_plugin.model.tensors import Group
 from deepinfer_plugin.model.weights import load_into
-from deepinfer_plugin.replay.window import ReplayRule
 from deepinfer_plugin.settings import Settings
 
 if TYPE_CHECKING:
@@ -66,16 +63,9 @@ class DSparkV41DraftModel(nn.Module):
         settings = Settings.from_envs()
         config = ModelConfig.from_hf(vllm_config.speculative_config.draft_model_config.hf_config)
         check_draft_blocks(config)
-        self.parallel = Parallel.from_vllm(vllm_config)
-        context = BuildContext(
-            vllm_config=vllm_config,
-            config=config,
-            parallel=self.parallel,
-            arithmetic=settings.arithmetic,
-            records=KVRecords.from_model(config, settings.arithmetic),
-            rule=ReplayRule.from_settings(settings.replay, config.sliding_window, num_drafts(vllm_config)),
-        )
-        self.config, self.arithmetic, self.records = config, settings.arithmetic, context.records
+        context = BuildContext.of_engine(vllm_config, config)
+        self.config, self.arithmetic, self.records = config, context.arithmetic, context.records
+        self.parallel = context.parallel
         self.rotary = RotaryTables(config)
         first = config.num_hidden_layers
         self._blocks = tuple(

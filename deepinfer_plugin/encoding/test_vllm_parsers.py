@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from deepinfer_plugin import envs
+pytestmark = pytest.mark.usefixtures("vllm_variables")
 
 DSML = "｜DSML｜"
 PROPERTIES = {"a": {"type": "string"}, "n": {"type": "number"}, "o": {"type": "object"}}
@@ -28,13 +28,6 @@ def call(*parameters: tuple[str, str, str], name: str = "f") -> str:
     ]
     inside = "\n".join([f'<{DSML} invoke name="{name}">', *lines, f"</{DSML} invoke>"])
     return f"\n\n<{DSML} calls>\n{inside}\n</{DSML} calls>"
-
-
-@pytest.fixture(autouse=True)
-def _interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM picks our platform on its first import, and that sets these variables: they are restored afterwards."""
-    for name in ("CUDA_VISIBLE_DEVICES", "TRITON_INTERPRET", "VLLM_USE_V2_MODEL_RUNNER", "OMP_NUM_THREADS"):
-        monkeypatch.setenv(name, envs.child_environment().get(name, "1" if name != "CUDA_VISIBLE_DEVICES" else ""))
 
 
 class Harness:

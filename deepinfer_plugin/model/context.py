@@ -1,14 +1,15 @@
 """What every module of the model is built from."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from deepinfer_plugin.cache.records import KVRecords
+from deepinfer_plugin.cache.specs import num_drafts
 from deepinfer_plugin.model.config import ModelConfig
 from deepinfer_plugin.model.parallel import Parallel
 from deepinfer_plugin.model.side_stream import SideStream
 from deepinfer_plugin.replay.window import ReplayRule
-from deepinfer_plugin.settings import Arithmetic
+from deepinfer_plugin.settings import Arithmetic, Settings
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -25,6 +26,22 @@ class BuildContext:
     rule: ReplayRule
     parallel: Parallel = field(default_factory=Parallel)
     side: SideStream = field(default_factory=SideStream)
+
+    @classmethod
+    def of_engine(cls, vllm_config: "VllmConfig", config: ModelConfig) -> "BuildContext":
+        """The context of the model, or of its draft blocks, in this worker."""
+        settings, parallel = Settings.from_envs(), Parallel.from_vllm(vllm_config)
+        rule = ReplayRule.from_settings(settings.replay, config.sliding_window, num_drafts(vllm_config))
+        if parallel.num_replicas > 1:
+            rule = replace(rule, drops_rows=False)  # replicas agree on the rows of a step, not on kept ones
+        return cls(
+            vllm_config=vllm_config,
+            config=config,
+            arithmetic=settings.arithmetic,
+            records=KVRecords.from_model(config, settings.arithmetic),
+            rule=rule,
+            parallel=parallel,
+        )
 
     def expert_counts(self, layer: int) -> tuple[int, int]:
         """Routed experts of a layer, and how many a token takes; draft blocks follow the layers of the backbone."""

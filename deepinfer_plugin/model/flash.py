@@ -1,7 +1,6 @@
 """DeepSeek-V4.1-Flash for vLLM: the layers in order, and the interface vLLM expects of a model with images."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
@@ -14,8 +13,6 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 from deepinfer_kernels.hc_collapse import hc_collapse
 from deepinfer_plugin import __version__, envs
 from deepinfer_plugin.cache.groups import cache_groups
-from deepinfer_plugin.cache.records import KVRecords
-from deepinfer_plugin.cache.specs import num_drafts
 from deepinfer_plugin.encoding.prompt import IMAGE_TOKEN
 from deepinfer_plugin.encoding.token_map import build_token_map
 from deepinfer_plugin.images.layout import ImageLayout
@@ -27,7 +24,6 @@ from deepinfer_plugin.model.engram import ngram_ids
 from deepinfer_plugin.model.hyper_connection import identity_pre_mix
 from deepinfer_plugin.model.indexer import Selection
 from deepinfer_plugin.model.linear import Embedding, Head, RMSNorm, frozen
-from deepinfer_plugin.model.parallel import Parallel
 from deepinfer_plugin.model.rope import RotaryTables
 from deepinfer_plugin.model.step import Step
 from deepinfer_plugin.model.tensors import Group
@@ -35,8 +31,6 @@ from deepinfer_plugin.model.vision import Aligner, VisionTower, image_span
 from deepinfer_plugin.model.weights import TEXT_ONLY, load_into
 from deepinfer_plugin.platforms.capabilities import KERNEL_SETS
 from deepinfer_plugin.replay.inputs import EncoderPassInputs, ReplayInputs
-from deepinfer_plugin.replay.window import ReplayRule
-from deepinfer_plugin.settings import Settings
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -66,22 +60,11 @@ class DeepseekV41ForCausalLM(nn.Module, SupportsMultiModal):
 
     def __init__(self, *, vllm_config: "VllmConfig", prefix: str = "") -> None:
         super().__init__()
-        settings = Settings.from_envs()
         envs.enter_batch_invariant_mode(vllm_config.device_config.device_type)
         config = ModelConfig.from_hf(vllm_config.model_config.hf_config)
-        self.parallel = Parallel.from_vllm(vllm_config)
-        self.rule = ReplayRule.from_settings(settings.replay, config.sliding_window, num_drafts(vllm_config))
-        if self.parallel.num_replicas > 1:
-            self.rule = replace(self.rule, drops_rows=False)  # replicas agree on the rows of a step, not on kept ones
-        context = BuildContext(
-            vllm_config=vllm_config,
-            config=config,
-            parallel=self.parallel,
-            arithmetic=settings.arithmetic,
-            records=KVRecords.from_model(config, settings.arithmetic),
-            rule=self.rule,
-        )
-        self.config, self.arithmetic = config, settings.arithmetic
+        context = BuildContext.of_engine(vllm_config, config)
+        self.config, self.arithmetic = config, context.arithmetic
+        self.parallel, self.rule = context.parallel, context.rule
         ranks = self.parallel.tensor
         self.embed = Embedding(config.vocab_size, config.hidden_size, ranks)
         self.rotary = RotaryTables(config)
@@ -106,7 +89,7 @@ class DeepseekV41ForCausalLM(nn.Module, SupportsMultiModal):
             "deepinfer_plugin %s serves DeepseekV41ForCausalLM; kernel set: %s; arithmetic: %s",
             __version__,
             KERNEL_SETS[vllm_config.device_config.device_type],
-            settings.arithmetic.value,
+            self.arithmetic.value,
         )
 
     def _build_vision(self) -> None:

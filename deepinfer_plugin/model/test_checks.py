@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from deepinfer_plugin import envs
 from deepinfer_plugin.errors import ConfigError
+
+pytestmark = pytest.mark.usefixtures("vllm_variables")
 
 PARALLEL: dict[str, Any] = {
     "pipeline_parallel_size": 1,
@@ -17,13 +18,6 @@ PARALLEL: dict[str, Any] = {
     "enable_eplb": False,
     "enable_dbo": False,
 }
-
-
-@pytest.fixture(autouse=True)
-def _interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM picks our platform on its first import, and that sets these variables: they are restored afterwards."""
-    for name in ("CUDA_VISIBLE_DEVICES", "TRITON_INTERPRET", "VLLM_USE_V2_MODEL_RUNNER", "OMP_NUM_THREADS"):
-        monkeypatch.setenv(name, envs.child_environment().get(name, "1" if name != "CUDA_VISIBLE_DEVICES" else ""))
 
 
 def check(parallel: dict[str, Any] | None = None, **others: Any) -> None:

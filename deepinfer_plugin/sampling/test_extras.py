@@ -11,18 +11,12 @@ import pytest
 import torch
 
 from deepinfer_kernels.testing import assert_bitwise_equal
-from deepinfer_plugin import envs
 from deepinfer_plugin.sampling.extras import Extras, capped_max_tokens, settle_extras, worker_args
+
+pytestmark = pytest.mark.usefixtures("vllm_variables")
 
 VOCABULARY = 16
 SLOTS = 4
-
-
-@pytest.fixture(autouse=True)
-def _interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM picks our platform on its first import, and that sets these variables: they are restored afterwards."""
-    for name in ("CUDA_VISIBLE_DEVICES", "TRITON_INTERPRET", "VLLM_USE_V2_MODEL_RUNNER", "OMP_NUM_THREADS"):
-        monkeypatch.setenv(name, envs.child_environment().get(name, "1" if name != "CUDA_VISIBLE_DEVICES" else ""))
 
 
 GOOD: list[tuple[dict[str, Any], Extras]] = [

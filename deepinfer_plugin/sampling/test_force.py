@@ -9,20 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from deepinfer_plugin import envs
-
 if TYPE_CHECKING:
     from deepinfer_plugin.sampling.force import ForcedTokens
 
+pytestmark = pytest.mark.usefixtures("vllm_variables")
+
 VOCAB_SIZE = 7
 SLOTS = 4
-
-
-@pytest.fixture(autouse=True)
-def _interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM picks our platform on its first import, and that sets these variables: they are restored afterwards."""
-    for name in ("CUDA_VISIBLE_DEVICES", "TRITON_INTERPRET", "VLLM_USE_V2_MODEL_RUNNER", "OMP_NUM_THREADS"):
-        monkeypatch.setenv(name, envs.child_environment().get(name, "1" if name != "CUDA_VISIBLE_DEVICES" else ""))
 
 
 def params(tokens: object) -> Any:

@@ -8,20 +8,14 @@ from typing import Any
 
 import pytest
 
-from deepinfer_plugin import envs
 from deepinfer_plugin.errors import PlatformError
 from deepinfer_plugin.sampling import front_end
 from deepinfer_plugin.sampling.front_end import SEEDS_OF_RESPONSE, reported_seed, settle_seed
 from deepinfer_plugin.wrapping import IS_OURS, wrap
 
+pytestmark = pytest.mark.usefixtures("vllm_variables")
+
 LARGEST = (1 << 64) - 1
-
-
-@pytest.fixture(autouse=True)
-def _interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM picks our platform on its first import, and that sets these variables: they are restored afterwards."""
-    for name in ("CUDA_VISIBLE_DEVICES", "TRITON_INTERPRET", "VLLM_USE_V2_MODEL_RUNNER", "OMP_NUM_THREADS"):
-        monkeypatch.setenv(name, envs.child_environment().get(name, "1" if name != "CUDA_VISIBLE_DEVICES" else ""))
 
 
 def params(**values: Any) -> Any:

@@ -11,17 +11,11 @@ import torch
 
 from deepinfer_kernels.log_softmax import log_softmax
 from deepinfer_kernels.testing import assert_bitwise_equal
-from deepinfer_plugin import envs
+
+pytestmark = pytest.mark.usefixtures("vllm_variables")
 
 VOCABULARY = 90
 NEVER = float("-inf")
-
-
-@pytest.fixture(autouse=True)
-def _interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM picks our platform on its first import, and that sets these variables: they are restored afterwards."""
-    for name in ("CUDA_VISIBLE_DEVICES", "TRITON_INTERPRET", "VLLM_USE_V2_MODEL_RUNNER", "OMP_NUM_THREADS"):
-        monkeypatch.setenv(name, envs.child_environment().get(name, "1" if name != "CUDA_VISIBLE_DEVICES" else ""))
 
 
 def rows(count: int, seed: int = 0) -> torch.Tensor:

@@ -8,16 +8,7 @@ import pytest
 
 from deepinfer_plugin.sampling.room import require_room
 
-pytestmark = pytest.mark.usefixtures("interpreter")
-
-
-@pytest.fixture
-def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM picks our platform on its first import, and that sets these variables: they are restored afterwards."""
-    from deepinfer_plugin import envs
-
-    for name in ("CUDA_VISIBLE_DEVICES", "TRITON_INTERPRET", "VLLM_USE_V2_MODEL_RUNNER", "OMP_NUM_THREADS"):
-        monkeypatch.setenv(name, envs.child_environment().get(name, "1" if name != "CUDA_VISIBLE_DEVICES" else ""))
+pytestmark = pytest.mark.usefixtures("vllm_variables")
 
 
 def _params(name: str, count: int) -> Any:

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from deepinfer_plugin import envs
 from deepinfer_plugin.errors import SettingError
 from deepinfer_plugin.sampling.extras import Extras, settle_extras
 from deepinfer_plugin.sampling.server_defaults import check_server_defaults, server_defaults
 from deepinfer_plugin.sampling.sums import SUMS_OF_RESPONSE
 from deepinfer_plugin.settings import Settings
+
+pytestmark = pytest.mark.usefixtures("vllm_variables")
 
 VOCABULARY = 16
 TOP, BANNED, SUMS = (
@@ -20,13 +21,6 @@ TOP, BANNED, SUMS = (
     "DEEPINFER_DECODE_TOKEN_BLACKLIST",
     "DEEPINFER_COMPUTE_SUM_SMALLER_PROBS",
 )
-
-
-@pytest.fixture(autouse=True)
-def _interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM picks our platform on its first import, and that sets these variables: they are restored afterwards."""
-    for name in ("CUDA_VISIBLE_DEVICES", "TRITON_INTERPRET", "VLLM_USE_V2_MODEL_RUNNER", "OMP_NUM_THREADS"):
-        monkeypatch.setenv(name, envs.child_environment().get(name, "1" if name != "CUDA_VISIBLE_DEVICES" else ""))
 
 
 def settled(environ: dict[str, str], extra: dict[str, Any] | None = None, **fields: Any) -> tuple[Any, Extras]:

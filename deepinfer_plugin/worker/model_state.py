@@ -172,7 +172,8 @@ class DeepInferModelState(DefaultModelState):
             mend_drafts(input_batch.input_ids, self.model.config.vocab_size)
 
     def prepare_inputs(self, input_batch: InputBatch, req_states: RequestState) -> dict[str, Any]:
-        self._mend_drafts(input_batch)
+        if self._images is None:  # else they are mended already, see prepare_inputs_embeds
+            self._mend_drafts(input_batch)
         inputs = super().prepare_inputs(input_batch, req_states)
         num_tokens = input_batch.num_tokens_after_padding
         if self._drafter is not None and self._drafter.draws is not None:

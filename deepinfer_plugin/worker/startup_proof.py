@@ -69,11 +69,8 @@ def prove_forward(vllm_config: VllmConfig, model: "DeepseekV41ForCausalLM", devi
 
     replay = _replay_inputs(token_ids, positions, lookback)
 
-    images: dict[str, torch.Tensor] = {}
-
     def run() -> None:
-        if "vision" in model.checkpoint_groups:
-            images.update(_image_inputs(model, token_ids))
+        images = _image_inputs(model, token_ids) if "vision" in model.checkpoint_groups else {}
         for replayed in (None, replay):
             output = model(token_ids, positions, lookback_ids=lookback, replay=replayed, **images)
             model.compute_logits(hidden_states_of(output))

@@ -9,14 +9,7 @@ from typing import Any
 
 import pytest
 
-from deepinfer_plugin import envs
-
-
-@pytest.fixture(autouse=True)
-def _interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM picks our platform on its first import, and that sets these variables: they are restored afterwards."""
-    for name in ("CUDA_VISIBLE_DEVICES", "TRITON_INTERPRET", "VLLM_USE_V2_MODEL_RUNNER", "OMP_NUM_THREADS"):
-        monkeypatch.setenv(name, envs.child_environment().get(name, "1" if name != "CUDA_VISIBLE_DEVICES" else ""))
+pytestmark = pytest.mark.usefixtures("vllm_variables")
 
 
 class StockWorker:
