@@ -20,7 +20,8 @@ Results = Mapping[str, RunResult]
 NUM_DRAFTS = 5
 NUM_OUTPUT = {"quick": 67, "full": 403}  # 1 + 11 * 6, 1 + 67 * 6: blocks of drafts and their bonus, behind the prompt
 MOST_STEPS_A_TOKEN, MOST_STEPS_OF_WRONG = 0.18, 1.15
-SAMPLING: tuple[Mapping[str, object], ...] = ({}, {"temperature": 1.0, "seed": 7}, {"temperature": 1.5, "seed": 8}, {})
+NUM_OF_IMPOSSIBLE = 20
+SAMPLING: tuple[Mapping[str, object], ...] = ({}, {"temperature": 1.0, "seed": 7})
 CROWD = tuple(f"crowd{number}" for number in range(len(SAMPLING)))
 ALL, IMPOSSIBLE = ("alone", *CROWD), ("nan", "outside")
 
@@ -31,7 +32,7 @@ def _tokens(seed: int, count: int) -> tuple[int, ...]:
 
 
 def _run(name: str, model: Path, num_output: int, drafter: str | None) -> EngineRun:
-    """A request by itself, then several at once; impossible drafts get the latter only."""
+    """A request by itself, then several at once; impossible drafts get short answers of the latter only."""
     alone = Request(name="alone", tokens=_tokens(1, 20), max_tokens=num_output)
     crowd = tuple(
         Request(name=name, tokens=_tokens(2 + number, 5 + 9 * number), max_tokens=num_output, sampling=sampling)
@@ -53,7 +54,8 @@ def results(checkpoint: CheckpointFixture, request: pytest.FixtureRequest) -> Re
     """All engines; the one without drafts is first, so that drafters know its answers."""
     model, count = checkpoint("nano", 0), NUM_OUTPUT[request.config.getoption("--depth")]
     runs = [_run("off", model, count, None)]
-    runs += [_run(drafter, model, count, drafter) for drafter in ("right", "wrong", *IMPOSSIBLE)]
+    runs += [_run(drafter, model, count, drafter) for drafter in ("right", "wrong")]
+    runs += [_run(drafter, model, NUM_OF_IMPOSSIBLE, drafter) for drafter in IMPOSSIBLE]
     return run_engines(runs)
 
 
@@ -65,9 +67,9 @@ def _num_steps(results: Results, run: str, names: tuple[str, ...]) -> int:
 @pytest.mark.parametrize("drafter", ["right", "wrong", *IMPOSSIBLE])
 def test_drafts_change_no_bit(drafter: str, results: Results) -> None:
     for name, found in results[drafter].requests.items():
-        want = results["off"].requests[name]
-        assert found.tokens[0].tolist() == want.tokens[0].tolist(), name
-        assert_bitwise_equal(found.rows, want.rows, f"{drafter}, {name}")
+        want, count = results["off"].requests[name], NUM_OF_IMPOSSIBLE if drafter in IMPOSSIBLE else None
+        assert found.tokens[0].tolist() == want.tokens[0].tolist()[:count], name
+        assert_bitwise_equal(found.rows, want.rows[:count], f"{drafter}, {name}")
     assert sum(results[drafter].facts.drafts["verified"]) > 0
 
 
@@ -87,6 +89,6 @@ def test_wrong_drafts_take_hardly_more_steps_than_none(names: tuple[str, ...], r
 
 @pytest.mark.parametrize("drafter", IMPOSSIBLE)
 def test_impossible_drafts_take_no_more_steps_than_wrong_ones(drafter: str, results: Results) -> None:
-    assert _num_steps(results, drafter, CROWD) <= _num_steps(results, "wrong", CROWD)
+    assert _num_steps(results, drafter, CROWD) <= MOST_STEPS_OF_WRONG * NUM_OF_IMPOSSIBLE
     drafts = results[drafter].facts.drafts
     assert sum(drafts["accepted"]) < 0.05 * sum(drafts["verified"])

@@ -25,7 +25,7 @@ LENGTHS: Mapping[str, str | None] = {FIXED: None, RANDOM: "random", CONFIDENCE: 
 PLAIN = "matrix plain"
 
 BUDGET, MOST_AT_ONCE = 61, 10  # rows of a step: all drafts of all requests, and hardly any prompt beside them
-LONGEST = 480
+LONGEST = 224
 KEEP_ALL = f"--prefix-cache-retention-interval={PAGES[0]}"  # else vLLM keeps windows at the end of a prompt only
 FLAGS = (SMALL_BLOCKS, KEEP_ALL, f"--max-model-len={LONGEST}")
 CROWDED = (f"--max-num-batched-tokens={BUDGET}", f"--max-num-seqs={MOST_AT_ONCE}")
@@ -34,7 +34,7 @@ FREE: Mapping[str, Sequence[Mapping[str, Any]]] = {
     GREEDY: ({}, {"frequency_penalty": 0.5}),
     SAMPLED: ({"temperature": 1.0, "seed": 21}, {"temperature": 0.8, "seed": 22, "top_k": 40, "top_p": 0.95}),
 }
-GRAMMARS = ("[0-9a-f]{90,120}", "((ab|cd){2}[0-9]{1,3}){30,40}")
+GRAMMARS = ("[ -~]{90,400}", "[!-Z]{90,400}")  # wide enough for drafts that know no grammar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,17 +73,16 @@ SIZES: Mapping[str, Size] = {
     "quick": Size(
         num_requests=2,
         num_outputs=14,
-        num_blocks=80,
+        num_blocks=48,
         combinations=(
             Combination(num_drafts=5, schedule=RANDOM),
             Combination(num_drafts=3, schedule=CONFIDENCE),
-            Combination(num_drafts=1),
         ),
     ),
     "full": Size(
         num_requests=4,
         num_outputs=72,
-        num_blocks=150,
+        num_blocks=90,
         combinations=(
             Combination(num_drafts=0),
             *_ALL,
@@ -164,12 +163,12 @@ def _actions(workload: Workload, size: Size) -> list[Action]:
     def named(requests: Sequence[Request], circumstance: str) -> tuple[Request, ...]:
         return tuple(renamed(request, circumstance) for request in requests)
 
-    hogs = tuple(workload.neighbour(f"hog{number}", LONGEST - 4 * PAGES[0], 60) for number in range(2))
+    hogs = tuple(workload.neighbour(f"hog{number}", LONGEST - 2 * PAGES[0], 24) for number in range(2))
     return [
         Action(add=named(free, CHUNKED)),
         Action(add=named(free, HIT)),
         Action(add=named(bound, STRUCTURED)),
-        Action(add=hogs, steps=4, reset_prefix_cache=True),
+        Action(add=hogs, steps=6, reset_prefix_cache=True),
         Action(add=named(free, PREEMPTED)),
     ]
 

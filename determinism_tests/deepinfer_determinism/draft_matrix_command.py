@@ -54,7 +54,7 @@ def run_matrix(depth: str, workload_seed: int) -> dict[str, ScheduleResult]:
     with tempfile.TemporaryDirectory(prefix="deepinfer-matrix-") as folder:
         write_checkpoint("nano", 0, Path(folder), drafts_agree=True)
         workload = Workload.build(Sizes.from_model_dir(Path(folder)), workload_seed)
-        with Children("cpu", NUM_CHILDREN) as children:
+        with Children("cpu", 1 if depth == "quick" else NUM_CHILDREN) as children:  # each pays for vLLM's start
             return children.run(matrix_schedules(folder, workload, depth))
 
 

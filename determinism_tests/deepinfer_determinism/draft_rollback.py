@@ -21,9 +21,9 @@ from deepinfer_plugin.settings import Arithmetic
 
 NUM_DRAFTS = 5
 PAGE = PAGES[0]
-NUM_OUTPUTS, NUM_PRESCRIBED = 76, 70
+NUM_OUTPUTS, NUM_PRESCRIBED = 68, 66
 REPEATED = 2 * PAGE  # tokens of a prescribed answer that a later prompt repeats
-NUM_OF_KIND, NUM_FOLLOWERS = 8, 4
+NUM_OF_KIND, NUM_FOLLOWERS, NUM_SHORT = 7, 3, 2
 SHORT = 24  # outputs of a request under a planted fault
 PLAIN, SYSTEMATIC, PREEMPTED = "rollback_off", "rollback", "rollback_preempted"
 OBSERVER = "deepinfer_determinism.cache_states:cache_states"
@@ -37,7 +37,7 @@ FAULTS: dict[str, str] = {
 
 # Without it vLLM keeps windows at the end of a prompt only, and no page of an answer is ever hit.
 KEEP_ANSWERS = f"--prefix-cache-retention-interval={PAGE}"
-SMALL_POOL = ("--num-gpu-blocks-override=160", f"--max-model-len={8 * PAGE}", "--max-num-batched-tokens=64")
+SMALL_POOL = ("--num-gpu-blocks-override=44", f"--max-model-len={5 * PAGE}", "--max-num-batched-tokens=64")
 
 
 def fault_path(name: str) -> str:
@@ -54,7 +54,7 @@ def probes(workload: Workload) -> tuple[Request, ...]:
     """Prescribed, greedy and drawn answers; prompts of odd and even lengths around a page."""
     prescribed = []
     for number in range(NUM_OF_KIND):
-        tokens = workload.neighbour(f"fixed{number}", PAGE - 1 + 5 * number).tokens
+        tokens = workload.neighbour(f"fixed{number}", 5 + 4 * number).tokens
         forced = workload.neighbour(f"identifier{number}", NUM_PRESCRIBED).tokens
         prescribed.append(Request(name=f"fixed{number}", tokens=tokens, forced=forced, max_tokens=NUM_OUTPUTS))
     kinds: Sequence[Mapping[str, Any]] = (
@@ -64,7 +64,7 @@ def probes(workload: Workload) -> tuple[Request, ...]:
         {"temperature": 1.6, "seed": 4},
     )
     free = [
-        workload.neighbour(f"free{number}", 9 + 6 * number, NUM_OUTPUTS, **kinds[number % len(kinds)])
+        workload.neighbour(f"free{number}", 4 + 3 * number, NUM_OUTPUTS, **kinds[number % len(kinds)])
         for number in range(NUM_OF_KIND)
     ]
     return (*prescribed, *free)
@@ -89,7 +89,8 @@ def schedules(checkpoint: str, workload: Workload) -> list[Schedule]:
     systematic = make_schedule(SYSTEMATIC, [*both, *(_short_action(workload, fault) for fault in FAULTS)], drafting)
     observers = dict.fromkeys(range(len(both)), (observer(SYSTEMATIC),))
     planted = {len(both) + number: (observer(fault), fault_path(fault)) for number, fault in enumerate(FAULTS)}
-    preempted = make_schedule(PREEMPTED, both, drafting, SMALL_POOL)
+    half = Action(add=probes(workload)[:NUM_OF_KIND])
+    preempted = make_schedule(PREEMPTED, [half, both[1]], drafting, SMALL_POOL)
     return [
         _observed(plain),
         replace(systematic, action_faults={**observers, **planted}, observe=False, beside=PLAIN),
@@ -105,7 +106,7 @@ def short_probes(workload: Workload) -> tuple[Request, ...]:
     """Requests with shorter answers, for faults; the first half of an answer is prescribed."""
     return tuple(
         replace(probe, name=f"short_{probe.name}", forced=probe.forced[: SHORT // 2], max_tokens=SHORT)
-        for probe in probes(workload)[:NUM_FOLLOWERS]
+        for probe in probes(workload)[:NUM_SHORT]
     )
 
 

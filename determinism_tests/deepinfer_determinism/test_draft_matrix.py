@@ -11,7 +11,7 @@ from deepinfer_determinism.draft_cells import Cell, MatrixResult, compare_matrix
 from deepinfer_determinism.draft_matrix import HIT, LENGTHS, SAMPLED, SIZES, Combination
 from deepinfer_determinism.draft_matrix_command import run_matrix
 
-LEAST_ROWS = {"quick": 500, "full": 20_000}
+LEAST_ROWS = {"quick": 400, "full": 20_000}
 
 
 @pytest.fixture(scope="module")
