@@ -13,6 +13,7 @@ from deepinfer_kernels.testing import assert_bitwise_equal
 from deepinfer_plugin.conftest import CheckpointFixture
 from deepinfer_plugin.engine_child.plan import Action, EngineRun, Request
 from deepinfer_plugin.engine_child.run import RunResult, run_engines
+from deepinfer_plugin.replay.settings import MODE_VARIABLE
 from deepinfer_plugin.settings import Arithmetic
 
 Results = Mapping[str, RunResult]
@@ -61,6 +62,7 @@ def _run(name: str, model: Path, *flags: str) -> EngineRun:
         arithmetic=Arithmetic.S32,
         flags=(*FLAGS, *flags),
         actions=(Action(add=TEXT), Action(add=PICTURES), Action(add=(_again(PICTURES[1]),))),
+        variables={MODE_VARIABLE: "off"},  # prompts as short as these are otherwise computed whole, without hits
     )
 
 

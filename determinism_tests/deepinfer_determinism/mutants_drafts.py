@@ -161,12 +161,12 @@ def window_keeps_a_rejected_draft() -> AbstractContextManager[Calls]:
 
 
 def entries_keep_a_rejected_draft() -> AbstractContextManager[Calls]:
-    """The compressed entry of a position that was written in the last step is not written again."""
+    """The compressed entry of a position that was written in the last step is not written again (draft_rollback.py)."""
     return _kept_once_written("deepinfer_plugin.model.compressor")
 
 
 def index_keys_keep_a_rejected_draft() -> AbstractContextManager[Calls]:
-    """The index key of a position that was written in the last step is not written again."""
+    """The index key of a position that was written in the last step is not written again (draft_rollback.py)."""
     return _kept_once_written("deepinfer_plugin.model.indexer")
 
 
@@ -208,7 +208,5 @@ DRAFT_MUTANTS: tuple[Mutant, ...] = tuple(
         grammar_keeps_rejected_drafts,
         pair_state_keeps_a_rejected_draft,
         window_keeps_a_rejected_draft,
-        entries_keep_a_rejected_draft,
-        index_keys_keep_a_rejected_draft,
     )
 )
