@@ -85,40 +85,41 @@ def compare_matrix(results: Mapping[str, ScheduleResult], depth: str) -> MatrixR
     drafts: dict[str, Mapping[str, Any]] = {}
     for combination in SIZES[depth].combinations:
         result = results[combination.name]
-        cells += _cells(combination, results[PLAIN], result, SIZES[depth].circumstances)
+        for circumstance in SIZES[depth].circumstances:
+            of = results[combination.preempted_name] if circumstance == PREEMPTED else result
+            cells += _cells(combination, results[PLAIN], of, circumstance)
         if combination.num_drafts > 0:
             drafts[combination.name] = _drafts(combination, result)
     return MatrixResult(cells=tuple(cells), drafts=drafts)
 
 
 def _cells(
-    combination: Combination, plain: ScheduleResult, result: ScheduleResult, circumstances: Sequence[str]
+    combination: Combination, plain: ScheduleResult, result: ScheduleResult, circumstance: str
 ) -> Sequence[Cell]:
     found = []
-    for circumstance in circumstances:
-        for kind in KINDS:
-            total, names = Comparison(), []
-            for request in compared(result.schedule):
-                name = request.name
-                if (circumstance_of(name), kind_of(name)) == (circumstance, kind):
-                    names.append(name)
-                    base = base_name(name)
-                    total += compare_request(
-                        name,
-                        Given(request=plain.schedule.requests[base], result=plain.requests[base]),
-                        Given(request=request, result=result.requests[name]),
-                    )
-            found.append(
-                Cell(
-                    combination=combination,
-                    circumstance=circumstance,
-                    kind=kind,
-                    rows=total.rows,
-                    differences=total.differences,
-                    happened=_happened(circumstance, result, names),
-                    first=total.first,
+    for kind in KINDS:
+        total, names = Comparison(), []
+        for request in compared(result.schedule):
+            name = request.name
+            if (circumstance_of(name), kind_of(name)) == (circumstance, kind):
+                names.append(name)
+                base = base_name(name)
+                total += compare_request(
+                    name,
+                    Given(request=plain.schedule.requests[base], result=plain.requests[base]),
+                    Given(request=request, result=result.requests[name]),
                 )
+        found.append(
+            Cell(
+                combination=combination,
+                circumstance=circumstance,
+                kind=kind,
+                rows=total.rows,
+                differences=total.differences,
+                happened=_happened(circumstance, result, names),
+                first=total.first,
             )
+        )
     return found
 
 

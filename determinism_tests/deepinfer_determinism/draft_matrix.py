@@ -1,7 +1,7 @@
 """Drafts x schedule of verification x greedy or drawn x chunks, hits, preemption and grammars, as data.
 
-One engine a combination of drafts and schedule, in which every circumstance is an action. All are compared with one
-engine that has no drafts, no cache, no chunks and room for everything. Loads neither torch nor vLLM.
+One engine a combination of drafts and schedule, in which every circumstance is an action, and one in a small pool for
+preemption. All are compared with one engine that has no drafts, no cache, no chunks and room for everything. Loads neither torch nor vLLM.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from deepinfer_plugin.settings import Arithmetic
 CHUNKED, HIT, PREEMPTED, STRUCTURED = CIRCUMSTANCES = ("chunked", "hit", "preempted", "structured")
 GREEDY, SAMPLED = KINDS = ("greedy", "sampled")
 FIXED, RANDOM, CONFIDENCE = "fixed", "random", "confidence"
+SMALL_POOL = "--num-gpu-blocks-override=60"  # the prompts of most requests fit, the answers do not
 LENGTHS: Mapping[str, str | None] = {FIXED: None, RANDOM: "random", CONFIDENCE: "confidence"}
 PLAIN = "matrix plain"
 
@@ -52,17 +53,18 @@ class Combination:
             return "matrix no drafts"
         return f"matrix {self.num_drafts} drafts {self.schedule} {self.drafter or 'blocks'}"
 
+    @property
+    def preempted_name(self) -> str:
+        """Of the schedule in a small pool of blocks."""
+        return f"{self.name} {PREEMPTED}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """How much is generated: requests of each kind in a circumstance, and tokens of each.
-
-    ``num_blocks`` of the pool: the requests fit into them, but not beside those that take the room.
-    """
+    """How much is generated: requests of each kind in a circumstance, and tokens of each."""
 
     num_requests: int
     num_outputs: int
-    num_blocks: int
     circumstances: tuple[str, ...]
     combinations: tuple[Combination, ...]
 
@@ -74,7 +76,6 @@ SIZES: Mapping[str, Size] = {
     "quick": Size(
         num_requests=2,
         num_outputs=14,
-        num_blocks=80,
         circumstances=(CHUNKED, HIT, STRUCTURED),  # preemption: draft_relations.py and draft_rollback.py
         combinations=(
             Combination(num_drafts=5, schedule=RANDOM),
@@ -84,7 +85,6 @@ SIZES: Mapping[str, Size] = {
     "full": Size(
         num_requests=4,
         num_outputs=72,
-        num_blocks=90,
         circumstances=CIRCUMSTANCES,
         combinations=(
             Combination(num_drafts=0),
@@ -153,29 +153,27 @@ def matrix_schedules(checkpoint: str, workload: Workload, depth: str) -> list[Sc
             drafter=combination.drafter,
             lengths=LENGTHS[combination.schedule],
         )
-        flags = (*CROWDED, f"--num-gpu-blocks-override={size.num_blocks}")
-        made = make_schedule(combination.name, _actions(workload, size), drafting, flags)
-        found.append(replace(made, beside=PLAIN if combination.drafter in KNOW_ANSWERS else ""))
+        made = [make_schedule(combination.name, _actions(workload, size), drafting, CROWDED)]
+        if PREEMPTED in size.circumstances:
+            again = Action(add=_named(free_requests(workload, size), PREEMPTED))
+            made.append(make_schedule(combination.preempted_name, [again], drafting, (*CROWDED, SMALL_POOL)))
+        beside = PLAIN if combination.drafter in KNOW_ANSWERS else ""
+        found += [replace(schedule, beside=beside) for schedule in made]
     return [replace(schedule, observe=False) for schedule in found]
 
 
 def _actions(workload: Workload, size: Size) -> list[Action]:
-    """Chunked prompts; the same again, which hit; answers under grammars; the prompts where others take the room."""
+    """Chunked prompts; the same again, which hit; answers under grammars."""
     free, bound = free_requests(workload, size), bound_requests(workload, size)
-
-    def named(requests: Sequence[Request], circumstance: str) -> tuple[Request, ...]:
-        return tuple(renamed(request, circumstance) for request in requests)
-
-    # they come first and grow, so that they take the room of those behind them
-    hogs = tuple(workload.neighbour(f"hog{number}", PAGES[0] + 9, LONGEST - 3 * PAGES[0]) for number in range(2))
-    actions = [
-        Action(add=named(free, CHUNKED)),
-        Action(add=named(free, HIT)),
-        Action(add=named(bound, STRUCTURED)),
+    return [
+        Action(add=_named(free, CHUNKED)),
+        Action(add=_named(free, HIT)),
+        Action(add=_named(bound, STRUCTURED)),
     ]
-    if PREEMPTED in size.circumstances:
-        actions += [Action(add=hogs, steps=3, reset_prefix_cache=True), Action(add=named(free, PREEMPTED))]
-    return actions
+
+
+def _named(requests: Sequence[Request], circumstance: str) -> tuple[Request, ...]:
+    return tuple(renamed(request, circumstance) for request in requests)
 
 
 def _drafts_flag(count: int) -> str:

@@ -27,6 +27,7 @@ def add_parser(commands: Any) -> None:
     depth.add_argument("--quick", dest="depth", action="store_const", const="quick", help="a minute (default)")
     depth.add_argument("--full", dest="depth", action="store_const", const="full", help="all, more than 20,000 tokens")
     parser.add_argument("--workload-seed", type=int, default=0, help="chooses the prompts (default 0)")
+    parser.add_argument("--children", type=int, default=0, help="processes at once (default: 1 quick, 2 full)")
     parser.add_argument("--out", type=Path, default=Path("drafts.json"), help="default drafts.json")
     parser.set_defaults(run=run, depth="quick")
 
@@ -35,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the matrix; 0 where no bit differs and every cell was exercised, else 1."""
     choices.check_result("drafts: --out", arguments.out)
     begin_s = time.monotonic()
-    result = compare_matrix(run_matrix(arguments.depth, arguments.workload_seed), arguments.depth)
+    result = compare_matrix(run_matrix(arguments.depth, arguments.workload_seed, arguments.children), arguments.depth)
     arguments.out.write_text(json.dumps(result.to_json(), indent=1) + "\n", encoding="utf-8")
     for line in _table(result, arguments.depth):
         say(line)
@@ -47,14 +48,15 @@ def run(arguments: argparse.Namespace) -> int:
     return FAILED if faults else PASSED
 
 
-def run_matrix(depth: str, workload_seed: int) -> dict[str, ScheduleResult]:
+def run_matrix(depth: str, workload_seed: int, num_children: int = 0) -> dict[str, ScheduleResult]:
     """All engines of a depth, on a small checkpoint whose own drafts are right and wrong by turns."""
     from deepinfer_plugin.reference.tiny import write_checkpoint
 
     with tempfile.TemporaryDirectory(prefix="deepinfer-matrix-") as folder:
         write_checkpoint("nano", 0, Path(folder), drafts_agree=True)
         workload = Workload.build(Sizes.from_model_dir(Path(folder)), workload_seed)
-        with Children("cpu", 1 if depth == "quick" else NUM_CHILDREN) as children:  # each pays for vLLM's start
+        count = num_children or (1 if depth == "quick" else NUM_CHILDREN)  # each pays for vLLM's start
+        with Children("cpu", count) as children:
             return children.run(matrix_schedules(folder, workload, depth))
 
 
