@@ -62,6 +62,7 @@ def _with_replay(first: Setting, sizes: Sizes, depth: str, workload: Workload) -
     """Bounded replay on. Probes ask for no prompt rows: those that do are computed without decoder replay."""
     cut = replace(workload, probes=tuple(replace(probe, prompt_rows=False) for probe in workload.probes))
     kept = tuple(relation for relation in RELATIONS if relation.is_kept_by_replay)
+    in_s32 = tuple(relation for relation in _relations(SENSITIVE) if relation.is_kept_by_replay)
     found = []
     for (encoder, arithmetic), quick in QUICK_REPLAY.items():
         setting = replay_setting(replace(first, arithmetic=arithmetic), sizes, encoder)
@@ -70,7 +71,7 @@ def _with_replay(first: Setting, sizes: Sizes, depth: str, workload: Workload) -
                 label=_label("replay", encoder, arithmetic),
                 setting=setting,
                 workload=cut,
-                relations=kept if depth == "full" else _relations(quick),
+                relations=_relations(quick) if depth == "quick" else kept if arithmetic is Arithmetic.REF else in_s32,
                 required=_replay_happened(encoder),
             )
         )
