@@ -22,7 +22,7 @@ from deepinfer_determinism.results import (
 from deepinfer_determinism.schedule import Schedule
 from deepinfer_determinism.workload import Workload, base_name
 
-# At once, by device: the quick set is made for two cores; on an accelerator a start waits for one core most of the time.
+# At once, by device: the quick set is made for two cores; with an accelerator a start keeps one core busy.
 NUM_CHILDREN = {"cpu": 2, "cuda": 5}
 
 
