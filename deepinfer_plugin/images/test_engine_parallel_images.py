@@ -30,6 +30,7 @@ FIRST = (
     ),
     Request(name="text", tokens=WORDS, max_tokens=4),
 )
+LARGE = Request(name="large", tokens=(5, MARK), images=((4, 400, 400),), max_tokens=1)  # fills the encoder's cache
 AGAIN = tuple(
     Request(name=f"{one.name}@hit", tokens=one.tokens, images=one.images, max_tokens=one.max_tokens) for one in FIRST
 )
@@ -41,7 +42,7 @@ def _engine(name: str, model: Path, *flags: str) -> EngineRun:
         model=str(model),
         arithmetic=Arithmetic.S32,
         flags=(*FLAGS, *flags),
-        actions=(Action(add=FIRST), *(Action(add=(request,)) for request in AGAIN)),
+        actions=(Action(add=FIRST), Action(add=(LARGE,)), *(Action(add=(request,)) for request in AGAIN)),
         variables=SEGMENT,
     )
 
