@@ -128,6 +128,9 @@ class EngineDriver:
             self._engine.abort_request(list(action.abort))
         if action.reset_prefix_cache:
             assert self._engine.reset_prefix_cache(), "reset_prefix_cache: blocks are in use, expected an idle engine"
+        if action.reset_image_caches:
+            self._engine.reset_mm_cache()
+            self._engine.reset_encoder_cache()
         for request in action.add:
             self._add(request)
         done = idle = 0
@@ -226,6 +229,8 @@ class EngineDriver:
 
     def _take(self, output: RequestOutput) -> None:
         state = self._states[output.request_id]
+        if output.prompt_token_ids:
+            state.prompt = tuple(output.prompt_token_ids)  # with the spans of images, as drafters meet it
         state.finished = output.finished
         state.num_cached_tokens = max(state.num_cached_tokens, output.num_cached_tokens or 0)
         if output.prompt_token_id_logprobs is not None:

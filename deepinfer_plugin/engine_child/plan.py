@@ -39,12 +39,13 @@ class Request:
 class Action:
     """Something done between two engine steps: first the aborts, then the additions, then ``steps`` engine steps.
 
-    ``steps`` None runs until no request is left.
+    ``steps`` None runs until no request is left. ``reset_image_caches`` forgets processed and encoded images.
     """
 
     add: tuple[Request, ...] = ()
     abort: tuple[str, ...] = ()
     reset_prefix_cache: bool = False
+    reset_image_caches: bool = False
     steps: int | None = None
 
 
