@@ -26,6 +26,7 @@ from deepinfer_plugin.replay import series
 from deepinfer_plugin.replay.inputs import ReplayInputs
 from deepinfer_plugin.sampling.sampler import DeepInferSampler
 from deepinfer_plugin.settings import Settings
+from deepinfer_plugin.speculative import series as draft_series
 from deepinfer_plugin.speculative.drafts import mend_drafts
 from deepinfer_plugin.speculative.record import DraftRecord
 from deepinfer_plugin.speculative.verify import ExactMatchVerifier
@@ -122,6 +123,9 @@ class DeepInferModelState(DefaultModelState):
         if count == 0:
             return self._sampler, None
         self._sampler.drafts = DraftRecord(self.max_num_reqs, count, self.device)
+        if self.model.parallel.tensor.rank == 0:  # its ranks see the same drafts
+            engine = str(self.vllm_config.parallel_config.data_parallel_index)
+            metrics.PUBLISHER.register(draft_series.SERIES, draft_series.DraftSeries(engine).figures)
         if self._drafter is not None:
             self._drafter.bind_sampler(self._sampler)
         return self._sampler, ExactMatchVerifier(self._sampler, count)
