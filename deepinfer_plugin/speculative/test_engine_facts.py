@@ -18,7 +18,7 @@ from deepinfer_plugin.speculative.test_engine_drafts import NUM_DRAFTS, speculat
 
 Results = Mapping[str, RunResult]
 
-FAULT = "deepinfer_plugin.speculative.faults:confidence_of_the_row"
+FAULT = "deepinfer_plugin.speculative.record_faults:confidence_of_the_row"
 ASKS: Mapping[str, Any] = {"extra_args": {"draft_facts": True}}
 NUM_OUTPUT = 18
 # What asks differs in length, so that requests end at different steps and rows of a batch are not slots.
@@ -109,11 +109,14 @@ def test_facts_come_to_those_who_ask_and_change_no_answer(run: str, results: Res
 def test_steps_add_up_to_the_answer(run: str, results: Results) -> None:
     for name, steps in _steps(results, run).items():
         num_tokens = len(results[run].requests[name].tokens[0])
-        assert all(step["drafted"] == step["verified"] >= step["accepted"] for step in steps), name
+        assert all(step["drafted"] >= step["verified"] >= step["accepted"] for step in steps), name
+        assert run == "ragged" or all(step["drafted"] == step["verified"] for step in steps), name
         total = sum(step["accepted"] + 1 for step in steps)
         assert total - steps[-1]["accepted"] <= num_tokens <= total, name
-        chunks = results[run].requests[name].facts.chunks[0]  # one row of its prompt's step, then drafts and one
-        assert [step["verified"] + 1 for step in steps[1:]] == list(chunks[1:]), name
+        chunks = (
+            results[run].requests[name].facts.chunks[0]
+        )  # as scheduled: the prompt, then a row for each draft and one
+        assert [step["drafted"] + 1 for step in steps[1:]] == list(chunks[1:]), name
         assert steps[0] == {"drafted": 0, "verified": 0, "accepted": 0, "confidence_score": []}, name
 
 
@@ -164,7 +167,8 @@ def test_counters_are_the_sum_of_the_facts(run: str, results: Results) -> None:
     steps = [step for steps in _steps(results, run).values() for step in steps]
     counted = results[run].facts.drafts
     silent = results[run].requests["silent"].facts.chunks[0][1:]
-    for kind in ("drafted", "verified"):
+    for kind in ("drafted",) if run == "ragged" else ("drafted", "verified"):
         own = [sum(rows - 1 > place for rows in silent) for place in range(NUM_DRAFTS)]
         assert [a + b for a, b in zip(_counted(steps, kind), own, strict=True)] == list(counted[kind])
-    assert all(a <= b for a, b in zip(_counted(steps, "accepted"), counted["accepted"], strict=True))
+    for kind in ("verified", "accepted"):
+        assert all(a <= b for a, b in zip(_counted(steps, kind), counted[kind], strict=True))
