@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -97,7 +98,7 @@ def test_figures_of_several_processes_meet_at_the_server(tmp_path: Path, monkeyp
 def _drafts(counts: Verification, *steps: tuple[int, int, float]) -> None:
     """Steps of one request: drafts verified of two, accepted, and the confidence of each."""
     for verified, accepted, confidence in steps:
-        counts.add_drafted([2], 2)
+        counts.add_drafted(np.array([2]), 2)
         starts = torch.tensor([0, verified + 1], dtype=torch.int32)
         said = torch.full((1, 2), confidence)
         counts.add_step(starts, torch.tensor([accepted + 1], dtype=torch.int32), 2, said)

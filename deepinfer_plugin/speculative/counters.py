@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 if TYPE_CHECKING:
     import torch
@@ -76,32 +78,30 @@ class Verification:
 
     Attributes:
         steps: steps of requests that had drafts.
-        drafted: [num_drafts] of them.
+        drafted: [num_drafts] int64, drafts by position; None before the first step.
         ends: [width * width] int64, width = num_drafts + 2: steps of requests by their rows and the tokens that stand.
         confidence: [width * width, num_drafts] int64, sums of the confidences by the same index.
     """
 
     steps: int = 0
-    drafted: list[int] = field(default_factory=list)
+    drafted: np.ndarray[Any, Any] | None = None
     ends: torch.Tensor | None = None
     confidence: torch.Tensor | None = None
 
     def reset(self) -> None:
         """Forget everything."""
-        self.steps, self.drafted, self.ends, self.confidence = 0, [], None, None
+        self.steps, self.drafted, self.ends, self.confidence = 0, None, None, None
 
-    def add_drafted(self, drafted: Sequence[int], num_drafts: int) -> None:
+    def add_drafted(self, drafted: np.ndarray[Any, Any], num_drafts: int) -> None:
         """Count drafts of a step, which the host knows.
 
         Args:
-            drafted: of each request.
+            drafted: [num_reqs] int64.
             num_drafts: most drafts of a request in a step.
         """
-        self.drafted = self.drafted or [0] * num_drafts
-        for count in drafted:
-            self.steps += count > 0
-            for position in range(count):
-                self.drafted[position] += 1
+        counts = (drafted[:, None] > np.arange(num_drafts)).sum(axis=0)
+        self.steps += int(np.count_nonzero(drafted))
+        self.drafted = counts if self.drafted is None else self.drafted + counts
 
     def add_step(
         self,
@@ -133,10 +133,11 @@ class Verification:
 
     def figures(self) -> Figures:
         """All counts; waits for the device."""
+        drafted = () if self.drafted is None else tuple(self.drafted.tolist())
+        num_drafts = len(drafted)
         if self.ends is None:
-            none = (0,) * len(self.drafted)
-            return Figures(steps=self.steps, drafted=tuple(self.drafted), verified=none, accepted=none, reached=none)
-        num_drafts = len(self.drafted)
+            none = (0,) * num_drafts
+            return Figures(steps=self.steps, drafted=drafted, verified=none, accepted=none, reached=none)
         verified, accepted, reached = ([0] * num_drafts for _ in range(3))
         error = [0] * num_drafts
         sums = None if self.confidence is None else self.confidence.tolist()
@@ -152,7 +153,7 @@ class Verification:
                     error[position] += count * _ONE - said if is_accepted else said
         return Figures(
             steps=self.steps,
-            drafted=tuple(self.drafted),
+            drafted=drafted,
             verified=tuple(verified),
             accepted=tuple(accepted),
             reached=tuple(reached),

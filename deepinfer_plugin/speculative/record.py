@@ -77,7 +77,7 @@ class DraftRecord:
         if not self._is_live:
             return None
         drafted = self._take_drafted(input_batch)
-        VERIFICATION.add_drafted(drafted.tolist(), self.num_drafts)
+        VERIFICATION.add_drafted(drafted, self.num_drafts)
         is_wanted = bool(self._is_wanted_np[input_batch.idx_mapping_np].any())
         confidence = None
         if self.has_confidence and (is_wanted or input_batch.num_draft_tokens > 0):

@@ -34,7 +34,7 @@ def test_counts_are_those_of_counting_one_by_one() -> None:
         lengths = generator.integers(0, NUM_DRAFTS + 1, 6)
         kept = [int(generator.integers(0, length + 1)) for length in lengths]
         confidence = generator.random((6, NUM_DRAFTS), dtype=np.float32)
-        counts.add_drafted(lengths.tolist(), NUM_DRAFTS)
+        counts.add_drafted(lengths, NUM_DRAFTS)
         num_sampled = torch.tensor([count + 1 for count in kept], dtype=torch.int32)
         counts.add_step(_starts(lengths.tolist()), num_sampled, NUM_DRAFTS, torch.from_numpy(confidence))
         for row, (length, count) in enumerate(zip(lengths, kept, strict=True)):
@@ -56,7 +56,7 @@ def test_counts_are_those_of_counting_one_by_one() -> None:
 
 def test_a_prompt_that_goes_on_counts_nothing_and_a_nan_counts_as_no_confidence() -> None:
     counts = Verification()
-    counts.add_drafted([0, 2], NUM_DRAFTS)
+    counts.add_drafted(np.array([0, 2]), NUM_DRAFTS)
     confidence = torch.tensor([[0.5, 0.5, 0.5], [torch.nan, 0.25, 0.0]])
     counts.add_step(_starts([0, 2]), torch.tensor([0, 2], dtype=torch.int32), NUM_DRAFTS, confidence)
     figures = counts.figures()
@@ -73,7 +73,7 @@ def test_nothing_is_known_of_steps_that_did_not_happen() -> None:
     assert none.by_kind == {"drafted": (0,), "verified": (0,), "accepted": (0,)}
     assert (none.verified_length, none.accepted_length, none.acceptance) == (None, None, {})
     cut = Verification()
-    cut.add_drafted([2, 1], NUM_DRAFTS)  # a schedule let none of them pass
+    cut.add_drafted(np.array([2, 1]), NUM_DRAFTS)  # a schedule let none of them pass
     assert cut.figures().by_kind == {"drafted": (2, 1, 0), "verified": (0, 0, 0), "accepted": (0, 0, 0)}
     assert cut.figures().verified_length == 1.0
 
