@@ -70,6 +70,7 @@ class _State:
     internal_ids: list[str] = field(default_factory=list)
     prompt_rows: np.ndarray | None = None
     num_cached_tokens: int = 0
+    draft_facts: list[dict[str, Any]] | None = None
     finished: bool = False
     error: str | None = None
 
@@ -120,7 +121,7 @@ class EngineDriver:
             inject(self._engine, run.drafter, answers)
         self._states: dict[str, _State] = {}
         self._replay_before = counters.snapshot()
-        VERIFICATION.counts = None
+        VERIFICATION.reset()
 
     def act(self, action: Action) -> None:
         """Carry out one action, then its engine steps."""
@@ -160,7 +161,8 @@ class EngineDriver:
             fault_calls=fault_calls,
             requests={name: self._request_facts(state) for name, state in self._states.items()},
             replay=counters.since(self._replay_before),
-            drafts=VERIFICATION.figures(),
+            drafts=(figures := VERIFICATION.figures()).by_kind,
+            confidence_error=figures.confidence_error,
         )
 
     def arrays(self, prefix: str) -> dict[str, np.ndarray]:
@@ -232,6 +234,7 @@ class EngineDriver:
         if output.prompt_token_ids:
             state.prompt = tuple(output.prompt_token_ids)  # with the spans of images, as drafters meet it
         state.finished = output.finished
+        state.draft_facts = output.draft_facts
         state.num_cached_tokens = max(state.num_cached_tokens, output.num_cached_tokens or 0)
         if output.prompt_token_id_logprobs is not None:
             state.prompt_rows = np.asarray(output.prompt_token_id_logprobs, dtype=np.float32)
@@ -260,6 +263,7 @@ class EngineDriver:
                 tuple(step[internal] for step in self._observer.steps if internal in step)
                 for internal in state.internal_ids
             ),
+            draft_facts=None if state.draft_facts is None else tuple(state.draft_facts),
             finished=state.finished,
             error=state.error,
         )
