@@ -1,8 +1,10 @@
 """What the launchers of the Triton kernels share: views of rows, and look-ups in the tables of ``tiling``."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
+import triton
 
 from deepinfer_kernels import tiling
 
@@ -29,3 +31,18 @@ def from_table[Entry](table: Sequence[tuple[int, Entry]], size: int) -> Entry:
 def norm_warps(width: int) -> int:
     """Warps that sum one row of ``width`` values."""
     return from_table(tiling.NORM_WARPS_BY_WIDTH, width)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplerRows:
+    """Rows of logits for kernels that walk a row in blocks: the rows, the block and its warps, 8 values a thread."""
+
+    logits: torch.Tensor
+    block: int
+    num_warps: int
+
+
+def sampler_rows(logits: torch.Tensor, largest_block: int) -> SamplerRows:
+    """Rows with neighbours in memory; the block is at most ``largest_block`` and no wider than the vocabulary."""
+    block = min(largest_block, max(32, triton.next_power_of_2(logits.shape[1])))
+    return SamplerRows(logits=last_axis_contiguous(logits), block=block, num_warps=max(1, block // 256))

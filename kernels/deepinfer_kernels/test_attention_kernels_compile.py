@@ -32,6 +32,7 @@ from deepinfer_kernels.restrict_logits.triton_kernel import restrict_logits_trit
 from deepinfer_kernels.rms_norm.triton_kernel import rms_norm_triton
 from deepinfer_kernels.rope.triton_kernel import rope_triton
 from deepinfer_kernels.sample_tokens.triton_kernel import sample_tokens_triton
+from deepinfer_kernels.sample_tokens.triton_top_tokens import top_tokens_triton
 from deepinfer_kernels.sampling_noise.triton_kernel import gumbel_noise_triton, random_words_triton
 from deepinfer_kernels.sparse_attention.hopper_kernel import sparse_attention_hopper
 from deepinfer_kernels.sparse_attention.reference import SlotList
@@ -136,6 +137,8 @@ def _sampler() -> None:
     sample_tokens_triton(logits, limits, *numbers)
     restrict_logits_triton(logits, _int32(ROWS), limits, limits)
     sum_smaller_probs_triton(logits, numbers[0])
+    top_tokens_triton(logits, 20)
+    top_tokens_triton(logits, 128)
 
 
 def _log_softmax() -> None:
@@ -202,7 +205,7 @@ def test_kernels_compile_for_the_card(name: str, capability: int) -> None:
 @pytest.mark.parametrize("capability", [90, 100])
 def test_the_sampler_fuses_and_approximates_nothing(capability: int) -> None:
     launches = launches_of(_sampler)
-    assert len(launches) == 6
+    assert len(launches) == 13
     for launch in launches:
         text = compile_launch(launch, capability).asm["ptx"]
         found = [word for word in ("fma.rn", ".approx", ".ftz", "div.full") if word in text]

@@ -21,8 +21,10 @@ REFERENCE_HEAD_TILE = 4
 MX_BLOCK = 32
 NVFP4_BLOCK = 16
 
-# Lanes of the sum below log-softmax: lane j adds columns j, j + 1024, ... in ascending order, then lanes are halved.
-# A power of two, so that the halving is exact in shape; 1024 is one block of a GPU thread group.
+# The sum below log-softmax. A row is cut in chunks, each with its own largest logit, so that one pass over the logits
+# is enough; 16 chunks of the released vocabulary. In a chunk lane j adds columns j, j + 1024, ... in ascending order;
+# then the lanes, and last the chunks, are halved. Powers of two, so that the halving is exact in shape.
+LOGSUM_CHUNK = 8192
 LOGSUM_BLOCK = 1024
 
 # Elements of the logits that the references of the sampling operations work on at once. It bounds memory and fixes no
@@ -32,8 +34,15 @@ SAMPLING_ELEMENTS = 1 << 21
 # Triton kernels of the sampler. Their sums are of integers and their results are maxima, so no tile changes a bit.
 # Tokens of one program of the draw: 127 programs for one row of the released vocabulary, 8 tokens of a thread.
 SAMPLING_TOKENS = 1024
+# Tokens of a group of the list of best tokens: 2020 groups of the released vocabulary, of which the second kernel sorts
+# one token each, then the tokens of as many groups as tokens are listed.
+TOP_TOKENS_GROUP = 64
 # Entries that one program of the restriction holds at once, 8 of a thread. A lane counts to 2^20 / 4096 at most.
 RESTRICT_BLOCK = 4096
+# Entries of one program of its passes over a row: 64 programs for one row of the released vocabulary. And how many of
+# them are compared with 32 keys at once: 32 counts and 32 weights of a thread.
+RESTRICT_CHUNK = 2048
+RESTRICT_COLUMNS = 128
 
 # --- Triton kernels of attention, index and the elementwise family -------------------------------------------------
 

@@ -9,7 +9,7 @@ from deepinfer_kernels.restrict_logits import reference as restrict_reference
 from deepinfer_kernels.restrict_logits import restrict_logits
 from deepinfer_kernels.row_testing import NEEDS_GPU, assert_graph_gives_eager_bits
 from deepinfer_kernels.sample_tokens import reference as sample_reference
-from deepinfer_kernels.sample_tokens import sample_tokens
+from deepinfer_kernels.sample_tokens import sample_tokens, top_tokens
 from deepinfer_kernels.sampling_noise import gumbel_noise, random_words
 from deepinfer_kernels.sampling_noise import reference as noise_reference
 from deepinfer_kernels.sum_smaller_probs import sum_smaller_probs
@@ -20,9 +20,11 @@ pytestmark = NEEDS_GPU
 
 VOCABULARY = 129280
 NUM_ROWS, NUM_COPIES = 128, 4  # 512 rows in the largest batch
+NUM_TOP = 20
 SIZES = (1, 2, 7, 64, 129, 131, 133, 256, 511)
-# On both sides of a call of the generator, of a chunk of the draw and of a block of the restriction.
-VOCABULARIES = (1, 3, 4, 5, 1023, 1024, 1025, 4095, 4096, 4097, 8193, 50000)
+# On both sides of a call of the generator, of a group of the best tokens, of a chunk of the draw, and of a chunk and a
+# block of the restriction.
+VOCABULARIES = (1, 3, 4, 5, 63, 65, 1023, 1024, 1025, 2048, 2049, 4095, 4096, 4097, 8193, 50000)
 
 Inputs = tuple[torch.Tensor, ...]
 
@@ -52,11 +54,24 @@ def _sum_inputs(num_rows: int, vocab_size: int) -> Inputs:
     return logits, torch.randint(0, vocab_size, (num_rows,), generator=_generator(5))
 
 
+def _top_inputs(num_rows: int, vocab_size: int) -> Inputs:
+    return (_draw_inputs(num_rows, vocab_size)[0],)
+
+
+def _top(logits: torch.Tensor) -> torch.Tensor:
+    return top_tokens(logits, min(NUM_TOP, logits.shape[1]))
+
+
+def _top_reference(logits: torch.Tensor) -> torch.Tensor:
+    return sample_reference.top_tokens_reference(logits, min(NUM_TOP, logits.shape[1]))
+
+
 Operation = tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor], Callable[[int, int], Inputs]]
 OPERATIONS: dict[str, Operation] = {
     "draw": (sample_tokens, sample_reference.sample_tokens_reference, _draw_inputs),
     "restrict": (restrict_logits, restrict_reference.restrict_logits_reference, _restrict_inputs),
     "sum": (sum_smaller_probs, sum_smaller_probs_reference, _sum_inputs),
+    "top": (_top, _top_reference, _top_inputs),
 }
 
 
@@ -144,3 +159,6 @@ def test_hard_rows_are_cut_where_the_reference_cuts(shape: str) -> None:
     ids = torch.arange(num_rows) * 1000
     got = sum_smaller_probs(logits.cuda(), ids.cuda())
     assert_bitwise_equal(got.cpu(), sum_smaller_probs_reference(logits, ids), f"sum of {shape}")
+    for num_tokens in (1, 32, 33, 128, 129):
+        want = sample_reference.top_tokens_reference(logits, num_tokens)
+        assert_bitwise_equal(top_tokens(logits.cuda(), num_tokens).cpu(), want, f"best {num_tokens} of {shape}")
