@@ -234,6 +234,7 @@ def child_environment(overrides: Mapping[str, str | None] | None = None) -> dict
 
 
 TRITON_CACHE_SWITCH = "TRITON_CACHE_DIR"
+TILELANG_CACHE_SWITCH = "TILELANG_CACHE_DIR"
 
 
 def use_kernel_cache(folder: Path | None) -> None:
@@ -262,6 +263,7 @@ def use_kernel_cache(folder: Path | None) -> None:
             f"{where}, no folder that can be written ({error.strerror}), expected one; name another or unset it"
         ) from None
     os.environ[TRITON_CACHE_SWITCH] = wanted
+    os.environ.setdefault(TILELANG_CACHE_SWITCH, str(folder.absolute() / "tilelang"))
 
 
 def _forget_compiled_triton() -> None:

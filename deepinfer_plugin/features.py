@@ -76,4 +76,5 @@ ROWS: tuple[Row, ...] = (
     ),
     _row("X1", "images", ON, "image_url of a request; --limit-mm-per-prompt '{\"image\": 0}' drops the tower", VLLM),
     _row("X2", "prefix caching", ON, "what a hit computes again is F7; --no-enable-prefix-caching", VLLM),
+    _row("X3", "kernels of a GPU", ON, "Triton; five operations in TileLang with DEEPINFER_KERNEL_SET=tilelang"),
 )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from deepinfer_plugin import compat, envs, translate, variables
 from deepinfer_plugin.errors import PlatformError
+from deepinfer_plugin.platforms.capabilities import check_kernel_set
 from deepinfer_plugin.platforms.detect import current_decision
 from deepinfer_plugin.settings import Accelerator, Settings
 
@@ -48,6 +49,7 @@ def register_all() -> None:
     decision = current_decision()
     if decision is None:
         return
+    check_kernel_set(settings, decision)
     translate.install()
     if not settings.batch_invariant:
         if is_first_process and decision.accelerator is Accelerator.CPU:

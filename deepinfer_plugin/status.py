@@ -9,7 +9,7 @@ from typing import Any
 from deepinfer_plugin import compat, envs, provenance
 from deepinfer_plugin.errors import PlatformError, SettingError
 from deepinfer_plugin.features import NOT_BUILT, OFF, ON, ROWS, VLLM, Row, State
-from deepinfer_plugin.platforms.capabilities import Capabilities
+from deepinfer_plugin.platforms.capabilities import Capabilities, check_kernel_set
 from deepinfer_plugin.platforms.detect import Decision, current_decision
 from deepinfer_plugin.replay.status_rows import cost_lines, with_replay
 from deepinfer_plugin.settings import Accelerator, Settings
@@ -70,6 +70,7 @@ class Status:
         translated: list[Translated] = []
         if not settings.disable:
             try:
+                check_kernel_set(settings, decision)
                 translated = translate(settings, flags or Flags())
             except SettingError as error:
                 problems.append(str(error))

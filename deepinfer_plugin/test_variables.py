@@ -36,6 +36,7 @@ BOUNDS: dict[str, tuple[Mapping[str, object], tuple[str, ...]]] = {
     "DEEPINFER_BATCH_INVARIANT": (FLAGS, ()),
     "DEEPINFER_DISABLE": (FLAGS, ()),
     "DEEPINFER_ARITHMETIC": ({word: word for word in ("ref", "q32", "s32")}, ("", "fp32", "REF")),
+    "DEEPINFER_KERNEL_SET": ({word: word for word in ("triton", "tilelang")}, ("", "TileLang", "triton ", "cuda")),
     "DEEPINFER_CERTIFICATE": (PATHS, ("\0",)),
     "DEEPINFER_METRICS_DIR": (PATHS, ("\0",)),
     "DEEPINFER_HF_MODEL_DIR": (PATHS, ("a\0b",)),

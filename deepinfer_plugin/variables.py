@@ -96,6 +96,15 @@ ARITHMETIC = Variable(
     default="ref",
     meaning="for tests: `q32` computes activations in fp32, `s32` also quantises none of them",
 )
+KERNEL_SET = Variable(
+    name="DEEPINFER_KERNEL_SET",
+    kind=word("triton", "tilelang"),
+    default="triton",
+    feature="X3",
+    needs_our_model=True,
+    meaning="kernels on a GPU; `tilelang`: attention, experts, mixing of streams and Engram gate in TileLang, the rest "
+    "in Triton",
+)
 CERTIFICATE = Variable(
     name="DEEPINFER_CERTIFICATE",
     kind=PATH,

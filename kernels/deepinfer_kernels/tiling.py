@@ -66,6 +66,9 @@ HC_MIX_PARTS_OF_GROUP = 4
 # which every tile of rows would do again)): a tile family.
 HC_MIX_TILES = ((64, (16, 1, False)), (1 << 62, (64, 1, True)))
 
+# Rows of one tile of the TileLang kernel, which walks the same blocks and parts: one tile for every batch.
+HC_MIX_TILELANG_ROWS = 64
+
 # Tokens of one program of the Sinkhorn steps: one warp, a token per lane.
 SINKHORN_BLOCK_T = 32
 
@@ -93,6 +96,10 @@ ATTENTION_WARPS = 8
 # Heads of one program in the fp32 kernel, columns of its products, and columns of the result one program owns.
 ATTENTION_FP32_HEADS = 16
 ATTENTION_FP32_BLOCK_D = 64
+# Heads and threads of one program of the TileLang kernel: 64 heads fill the tall side of a product, 256 threads hold
+# their result. One tile for every batch.
+ATTENTION_TILELANG_HEADS = 64
+ATTENTION_TILELANG_THREADS = 256
 # Attention inside an image: queries of one program, one tile for every image and width. Keys come in the 64 of above.
 DENSE_ATTENTION_ROWS = 64
 
@@ -194,6 +201,11 @@ EXPERT_DOWN_TILES = (
     (48, MatmulTile(rows=64, columns=128, num_warps=4, num_stages=3)),
     (1 << 62, MatmulTile(rows=128, columns=256, num_warps=8, num_stages=3)),
 )
+# The TileLang kernels of the experts: rows of the weight and threads of one program, and (average rows of an expert up
+# to, rows of one tile). Two tiles, a family: both walk K in the same order on the same tensor-core product.
+EXPERT_TILELANG_COLUMNS = 128
+EXPERT_TILELANG_THREADS = 128
+EXPERT_TILELANG_ROWS = ((16, 16), (1 << 62, 64))
 # (token, slot) pairs up to which one program sorts them by expert; above, the steps are launches of their own with
 # ROUTE_BLOCK pairs a program.
 ROUTE_ONE_PROGRAM = 4096
