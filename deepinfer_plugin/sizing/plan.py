@@ -11,6 +11,7 @@ The smallest n is taken; the load is carried if n fits into the KV pool and into
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -150,8 +151,8 @@ class Plan:
 
     @property
     def batch(self) -> int:
-        """``--max-num-seqs``: the next size that the load's requests fit into."""
-        needed = self.requests or self.most_requests
+        """``--max-num-seqs``: room for three standard deviations of requests that come at random."""
+        needed = self.most_requests if self.requests is None else self.requests + 3.0 * math.sqrt(self.requests)
         return next((size for size in BATCHES if size >= needed), BATCHES[-1])
 
 

@@ -153,9 +153,7 @@ def _vendor_ratios() -> list[Point]:
     ]
 
 
-_LONG_ROW = (
-    "not explained: the kernels of a single row, timed alone, do not add up to it"
-)
+_LONG_ROW = "not explained: the kernels of a single row, timed alone, do not add up to it"
 
 
 def _engine_times() -> list[Point]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -125,7 +126,7 @@ def _detail(config: ModelConfig, gpu: Gpu, mix: Mix, options: Options, plan: Pla
     layout, memory = plan.layout, plan.memory
     assert memory is not None, "a plan without refusal has its memory"
     model = StepModel(config=config, gpu=gpu, layout=layout)
-    lines = [f"{name_of(layout)}: vllm serve … {' '.join(flags(layout, plan, mix, options))}"]
+    lines = [f"{name_of(layout)}: vllm serve … {shlex.join(flags(layout, plan, mix, options))}"]
     if plan.factor < 1.0:
         lines.append(f"  does not carry the load: {plan.factor:.2f} of it at most; take more GPUs")
     lines.append(f"  memory of one GPU, {memory.total / GIB:.1f} GiB")
