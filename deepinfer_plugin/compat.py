@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from deepinfer_plugin.errors import PlatformError
 
 SUPPORTED_VLLM = ">=0.33.0,<0.34"
+SUPPORTED_SERIES = "0.33"
 _OLDEST = (0, 33, 0)
 _TOO_NEW = (0, 34)
 
@@ -112,6 +113,16 @@ def installed_vllm() -> str | None:
         return version("vllm")
     except PackageNotFoundError:
         return None
+
+
+def series(text: str) -> str:
+    """Major and minor number of a version: 0.23.0.post1 -> 0.23."""
+    return ".".join(str(number) for number in _release(text)[:2])
+
+
+def is_of_supported_series(found: str | None) -> bool:
+    """Whether a version, of vLLM or of a package that follows its numbers, belongs to the supported series."""
+    return found is not None and series(found) == SUPPORTED_SERIES
 
 
 def check_vllm_version(found: str | None) -> None:

@@ -156,6 +156,11 @@ def cuda_visible_devices() -> str | None:
     return os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
+def ascend_home() -> str | None:
+    """The text of ASCEND_HOME_PATH, where CANN's own script puts its folder; None where it is not set."""
+    return os.environ.get("ASCEND_HOME_PATH")
+
+
 def allowed_plugins() -> list[str] | None:
     """Entry-point names listed in VLLM_PLUGINS, or None where every plugin is allowed."""
     text = os.environ.get("VLLM_PLUGINS")

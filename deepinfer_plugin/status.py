@@ -66,7 +66,7 @@ class Status:
         if decision is None:
             reason = "DEEPINFER_DISABLE=1" if settings.disable else "the machine is refused, see the problems"
             decision = Decision(accelerator=Accelerator.CPU, platform=None, why=reason)
-        is_active = not settings.disable and not problems
+        is_active = not settings.disable and not problems and decision.model_refusal is None
         translated: list[Translated] = []
         if not settings.disable:
             try:
@@ -79,7 +79,7 @@ class Status:
             settings=settings.to_json(),
             decision=decision.why,
             problems=tuple(problems),
-            warnings=tuple(envs.warnings()),
+            warnings=(*envs.warnings(), *decision.warnings),
             features=features(settings, is_active=is_active, translated=translated),
         )
 

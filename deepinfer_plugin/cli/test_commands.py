@@ -57,7 +57,7 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_readme_lists_every_variable_and_command() -> None:
     text = (repository() / "README.md").read_text(encoding="utf-8")
-    words = [variable.name for variable in variables.VARIABLES] + ["status", "tiny", "score", "demo"]
+    words = [variable.name for variable in variables.VARIABLES] + ["status", "tiny", "score", "demo", "sizing"]
     assert [word for word in words if f"`{word}`" not in text and f"deepinfer_plugin {word} " not in text] == []
 
 

@@ -10,8 +10,12 @@ from pathlib import Path
 
 from deepinfer_plugin import variables
 from deepinfer_plugin.errors import SettingError
+from deepinfer_plugin.platforms.ascend import AscendStack
 from deepinfer_plugin.platforms.detect import Decision
 from deepinfer_plugin.settings import Accelerator, Settings
+
+NO_KERNEL_SET = "none"
+"""What serves on an NPU."""
 
 _BYTES_PER_MIB = 1 << 20
 
@@ -38,7 +42,7 @@ def check_kernel_set(settings: Settings, decision: Decision) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """One machine. ``memory_mib`` is that of one device, or of the host where the CPU computes."""
+    """One machine. ``memory_mib`` is that of one device, or of the host where there is no GPU."""
 
     accelerator: str
     device_name: str
@@ -52,13 +56,27 @@ class Capabilities:
         """Ask the driver's management library, or the kernel of the host, for names and sizes."""
         if decision.accelerator is Accelerator.NVIDIA:
             return cls._nvidia()
+        if decision.accelerator is Accelerator.ASCEND:
+            return cls._ascend()
         return cls(
             accelerator=decision.accelerator.value,
-            device_name=_cpu_name() if decision.accelerator is Accelerator.CPU else decision.why,
+            device_name=_cpu_name(),
             num_devices=1,
             compute_capability=None,
             memory_mib=_host_memory_mib(),
             kernel_set=kernel_set_of("cpu"),
+        )
+
+    @classmethod
+    def _ascend(cls) -> Capabilities:
+        stack = AscendStack.of_host(is_active=True)
+        return cls(
+            accelerator=Accelerator.ASCEND.value,
+            device_name=stack.device_name or "unknown",
+            num_devices=stack.num_devices,
+            compute_capability=None if stack.soc_version is None else str(stack.soc_version),
+            memory_mib=_host_memory_mib(),
+            kernel_set=NO_KERNEL_SET,
         )
 
     @classmethod
