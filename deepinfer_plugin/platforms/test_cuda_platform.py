@@ -132,7 +132,7 @@ def test_our_model_is_refused_on_another_device_before_weights_are_read(
 def test_weights_that_cannot_fit_are_refused_before_they_are_read(
     platforms: tuple[Any, Any], nano: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Devices((9, 0), 1 << 20).give_to(monkeypatch, platforms[1])
+    Devices((9, 0), 1 << 19).give_to(monkeypatch, platforms[1])
     with pytest.raises(ConfigError, match=r"weights of a rank take .* --tensor-parallel-size"):
         updated(platforms[1], engine_config(nano))
 
