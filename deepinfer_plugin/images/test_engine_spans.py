@@ -35,7 +35,7 @@ def _text(count: int, first: int = 5) -> tuple[int, ...]:
     return tuple(first + 7 * number % 200 for number in range(count))
 
 
-def _request(name: str, lead: int, *images: Recipe, tail: int = 8, max_tokens: int = 3, priority: int = 0) -> Request:
+def _request(name: str, lead: int, *images: Recipe, tail: int = 8, max_tokens: int = 2, priority: int = 0) -> Request:
     tokens = (*_text(lead), *[MARK] * len(images), *_text(tail, first=9))
     return Request(name=name, tokens=tokens, images=images, max_tokens=max_tokens, priority=priority)
 
