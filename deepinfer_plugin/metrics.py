@@ -147,7 +147,7 @@ class Publisher:
             values = source()
             for metric in metrics:
                 value = values.get(metric.name, {})
-                each = value if isinstance(value, Mapping) else {(): value}
+                each: Mapping[tuple[str, ...], float] = value if isinstance(value, Mapping) else {(): value}
                 rows += [{**asdict(metric), "label_values": at, "value": float(each[at])} for at in sorted(each)]
         path = folder / f"{os.getpid()}.json"
         temporary = path.with_suffix(".tmp")

@@ -27,7 +27,7 @@ FLAGS = (
     "--kv-cache-memory-bytes=67108864",
 )
 NUM_DRAFTS = 2
-HEALTH_S = 300
+HEALTH_S = 600
 PROMPT = "the quick brown fox"
 
 
