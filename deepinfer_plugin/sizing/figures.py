@@ -27,7 +27,7 @@ class Curve:
         for (low, below), (high, above) in zip(self.points, self.points[1:], strict=False):
             if rows <= high:
                 share = math.log(rows / low) / math.log(high / low)
-                return below * (above / below) ** share
+                return below * math.pow(above / below, share)
         return last[1]
 
     def time_at(self, rows: float) -> float:

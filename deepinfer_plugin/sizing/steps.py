@@ -6,6 +6,7 @@ A time is ``measured`` only on the measured card, on one rank and for an operati
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -228,7 +229,7 @@ class StepModel:
         tokens = rows * self.layout.rows_factor
         here = num_experts / ranks
         values = 3 * config.hidden_size * config.moe_intermediate_size
-        hit = here * (1.0 - (1.0 - top_k / num_experts) ** tokens)
+        hit = here * (1.0 - math.pow(1.0 - top_k / num_experts, tokens))
         curve = figures.EXPERTS_COPY_384 if here > 110 else figures.EXPERTS_COPY_32
         copy_us = hit * values * MXFP4_BYTES / (curve.at(tokens) * self.gpu.copy_tb_s * 1e6)
         per_expert = tokens * top_k / num_experts
