@@ -18,7 +18,9 @@ def test_rows_keep_their_fp32_bits(kernel_set: KernelSet) -> None:
     gate = engram_gate_triton
     if kernel_set is KernelSet.TILELANG:
         pytest.importorskip("tilelang", reason="TileLang is not installed")
-        from deepinfer_kernels.engram_gate.tilelang_kernel import engram_gate_tilelang as gate
+        from deepinfer_kernels.engram_gate.tilelang_kernel import engram_gate_tilelang
+
+        gate = engram_gate_tilelang
     streams, key, value, q_weight, k_weight = make_inputs(
         NUM_ROWS, 4, 5120, torch.bfloat16, torch.Generator().manual_seed(6), "cuda"
     )
