@@ -18,7 +18,9 @@ def test_rows_keep_their_fp32_bits(kernel_set: KernelSet) -> None:
     gate = engram_gate_triton
     if kernel_set is KernelSet.TILELANG:
         pytest.importorskip("tilelang", reason="TileLang is not installed")
-        from deepinfer_kernels.engram_gate.tilelang_kernel import engram_gate_tilelang as gate
+        from deepinfer_kernels.engram_gate.tilelang_kernel import engram_gate_tilelang
+
+        gate = engram_gate_tilelang
     streams, key, value, q_weight, k_weight = make_inputs(
         NUM_ROWS, 4, 5120, torch.bfloat16, torch.Generator().manual_seed(6), "cuda"
     )
@@ -29,6 +31,7 @@ def test_rows_keep_their_fp32_bits(kernel_set: KernelSet) -> None:
 
     assert_one_set_of_bits(run, NUM_ROWS, "engram_gate")
     assert_graph_gives_eager_bits(lambda: run(slice(0, 100)), "engram_gate")
-    few = [tensor[:64].float() for tensor in (streams, key, value)]
-    want = engram_gate_reference(*few, q_weight, k_weight, 1e-20, None).flatten(1)
-    assert_close(run(slice(0, 64)), want, TOLERANCE, label="engram_gate")
+    few = slice(0, 64)
+    x, k, v = streams[few].float(), key[few].float(), value[few].float()
+    want = engram_gate_reference(x, k, v, q_weight, k_weight, 1e-20, None).flatten(1)
+    assert_close(run(few), want, TOLERANCE, label="engram_gate")
