@@ -74,15 +74,16 @@ PATCHES: tuple[Patch, ...] = (
         removal="vLLM takes a backend of a plugin, or knows trigger token ids",
     ),
     Patch(
-        what="LogprobsProcessor._update_sample_logprobs wrapped: the column of sum_smaller_probs is taken out",
-        why="the sums have to reach the answer; a sampler can hand nothing but log-probabilities to the front end",
+        what="LogprobsProcessor._update_sample_logprobs wrapped: the columns of sum_smaller_probs and draft_facts are "
+        "taken out",
+        why="they have to reach the answer; a sampler can hand nothing but log-probabilities to the front end",
         upstream="vllm/v1/engine/logprobs.py, vLLM 0.33.0; wrapping.py checks the parameters",
         removal="SamplerOutput carries fields of a plugin",
     ),
     Patch(
         what="RequestState.from_new_request and _new_request_output wrapped: our RequestOutput has fields seed, "
-        "replay and sum_smaller_probs",
-        why="the seed, the function that was served and the sums asked for must come back with the answer; "
+        "replay, sum_smaller_probs and draft_facts",
+        why="the seed, the function that was served and what was asked for must come back with the answer; "
         "RequestOutput has no field for a plugin",
         upstream="vllm/v1/engine/output_processor.py, vLLM 0.33.0; wrapping.py checks the parameters",
         removal="RequestOutput carries the sampling parameters, or fields of a plugin",

@@ -61,7 +61,7 @@ ROWS: tuple[Row, ...] = (
         REQUEST,
     ),
     _row("F20", "golden tokens", ON, "golden_token_ids of a request; score --decode-from", REQUEST),
-    _row("F21", "per-token draft facts", NOT_BUILT, "needs F1"),
+    _row("F21", "draft facts by step", ON, "draft_facts of a request; deepinfer_draft_* on /metrics", REQUEST),
     _row("F22", "engine statistics", ON, "a line per interval of steps and deepinfer_* on /metrics, beside vLLM's own"),
     _row("F23", "on-demand traces", ON, "vLLM's --profiler-config", VLLM),
     _row("F24", "prefill pacing", NOT_BUILT, "vLLM mixes prefill and decode in one step", VLLM),

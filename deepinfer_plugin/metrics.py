@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +21,8 @@ PREFIX = "deepinfer_"
 PUBLISH_EVERY_S = 1.0
 MOE_LB_STEPS = 128  # steps of one interval of the figure, as DeepInfer counts them
 
-Source = Callable[[], Mapping[str, float]]
+Values = float | Mapping[tuple[str, ...], float]  # of a series with labels: one value for each of their values
+Source = Callable[[], Mapping[str, Values]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +32,7 @@ class Metric:
     name: str
     kind: Literal["gauge", "counter"]
     meaning: str
+    labels: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.name.startswith(PREFIX) or (self.kind == "counter") is not self.name.endswith("_total"):
@@ -118,7 +120,7 @@ class Publisher:
 
         Args:
             metrics: what it returns, by name.
-            source: called at most once a second; its counters never fall.
+            source: called at most once a second; its counters never fall, and a gauge without a value is left out.
 
         Raises:
             SettingError: a name is already registered in this process.
@@ -143,9 +145,10 @@ class Publisher:
         rows: list[dict[str, Any]] = []
         for metrics, source in self.sources:
             values = source()
-            rows += [
-                {"name": m.name, "kind": m.kind, "meaning": m.meaning, "value": float(values[m.name])} for m in metrics
-            ]
+            for metric in metrics:
+                value = values.get(metric.name, {})
+                each = value if isinstance(value, Mapping) else {(): value}
+                rows += [{**asdict(metric), "label_values": at, "value": float(each[at])} for at in sorted(each)]
         path = folder / f"{os.getpid()}.json"
         temporary = path.with_suffix(".tmp")
         with contextlib.suppress(OSError):  # the server is gone, and with it the folder
@@ -170,15 +173,19 @@ class PublishedFigures:
         """One family per metric that a process has published."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        found: dict[str, tuple[Metric, float]] = {}
+        found: dict[str, tuple[Metric, dict[tuple[str, ...], float]]] = {}
         for path in sorted(self._folder.glob("*.json"), key=_changed_ns):
             for row in _read_rows(path):
-                metric = Metric(name=row["name"], kind=row["kind"], meaning=row["meaning"])
-                before = found[metric.name][1] if metric.kind == "counter" and metric.name in found else 0.0
-                found[metric.name] = (metric, before + row["value"])
-        for name, (metric, value) in sorted(found.items()):
-            family = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-            yield family(name, metric.meaning, value=value)
+                metric = Metric(name=row["name"], kind=row["kind"], meaning=row["meaning"], labels=tuple(row["labels"]))
+                _, values = found.setdefault(metric.name, (metric, {}))
+                at = tuple(row["label_values"])
+                values[at] = row["value"] + (values.get(at, 0.0) if metric.kind == "counter" else 0.0)
+        for name, (metric, values) in sorted(found.items()):
+            kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+            family = kind(name, metric.meaning, labels=metric.labels)
+            for at, value in sorted(values.items()):
+                family.add_metric(at, value)
+            yield family
 
 
 def _changed_ns(path: Path) -> int:

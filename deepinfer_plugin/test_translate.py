@@ -193,7 +193,7 @@ ELSEWHERE = {
     "F14": "test_ranks_of_another_kind_are_refused below; model/test_shares: sizes that do not divide the model",
     "F16": "model/test_config: use_fp4_sparse_kv",
     "F20": "sampling/test_extras: golden_token_ids; scoring/test_score: --decode-from",
-    "F21": "not built: no parameter exists",
+    "F21": "sampling/test_extras: draft_facts",
     "F26": "encoding/test_prompt: effort 1 to 100, roles, images",
     "F27": "offline/test_inputs, offline/test_resume, bench/test_curves: their own arguments",
 }

@@ -71,6 +71,7 @@ class _State:
     internal_ids: list[str] = field(default_factory=list)
     prompt_rows: np.ndarray | None = None
     num_cached_tokens: int = 0
+    draft_facts: list[dict[str, Any]] | None = None
     finished: bool = False
     error: str | None = None
 
@@ -120,8 +121,8 @@ class EngineDriver:
             choose_lengths(self._engine, run.lengths)
         self._states: dict[str, _State] = {}
         self._replay_before = counters.snapshot()
-        VERIFICATION.counts = None
         schedule.FIGURES = schedule.ScheduleFigures()
+        VERIFICATION.reset()
 
     def act(self, action: Action) -> None:
         """Carry out one action, then its engine steps."""
@@ -158,8 +159,9 @@ class EngineDriver:
             fault_calls=fault_calls,
             requests={name: self._request_facts(state) for name, state in self._states.items()},
             replay=counters.since(self._replay_before),
-            drafts=VERIFICATION.figures(),
             schedule=asdict(schedule.FIGURES),
+            drafts=(figures := VERIFICATION.figures()).by_kind,
+            confidence_error=figures.confidence_error,
         )
 
     def arrays(self, prefix: str) -> dict[str, np.ndarray]:
@@ -229,6 +231,7 @@ class EngineDriver:
     def _take(self, output: RequestOutput) -> None:
         state = self._states[output.request_id]
         state.finished = output.finished
+        state.draft_facts = output.draft_facts
         state.num_cached_tokens = max(state.num_cached_tokens, output.num_cached_tokens or 0)
         if output.prompt_token_id_logprobs is not None:
             state.prompt_rows = np.asarray(output.prompt_token_id_logprobs, dtype=np.float32)
@@ -257,6 +260,7 @@ class EngineDriver:
                 tuple(step[internal] for step in self._observer.steps if internal in step)
                 for internal in state.internal_ids
             ),
+            draft_facts=None if state.draft_facts is None else tuple(state.draft_facts),
             finished=state.finished,
             error=state.error,
         )

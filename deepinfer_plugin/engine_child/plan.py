@@ -85,12 +85,14 @@ class RequestFacts:
 
     ``chunks`` lists, per completion, how many tokens of it each engine step computed; ``error`` is the text with which
     vLLM refused it. ``num_cached_tokens`` counts the hit of its first scheduling only, as vLLM reports it.
+    ``draft_facts`` are those of its answer, None where it did not ask for them.
     """
 
     outputs: tuple[OutputFacts, ...] = ()
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     chunks: tuple[tuple[int, ...], ...] = ()
+    draft_facts: tuple[Mapping[str, Any], ...] | None = None
     finished: bool = False
     error: str | None = None
 
@@ -101,8 +103,8 @@ class RunFacts:
 
     ``kv_usage`` is the share of cache blocks still held at the end, 0 unless requests are left. ``fault_calls`` counts
     per planted fault how often its changed code ran. ``replay`` are the counts of ``replay.counters`` by name,
-    ``drafts`` those of ``speculative.counters``: verified and accepted by draft position, ``schedule`` those of
-    ``speculative.schedule``.
+    ``drafts`` those of ``speculative.counters``: drafted, verified and accepted by draft position;
+    ``confidence_error`` its sums; ``schedule`` those of ``speculative.schedule``.
     """
 
     steps: tuple[Mapping[str, int], ...] = ()
@@ -115,6 +117,7 @@ class RunFacts:
     replay: Mapping[str, int] = field(default_factory=dict)
     drafts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     schedule: Mapping[str, float] = field(default_factory=dict)
+    confidence_error: tuple[float, ...] = ()
 
 
 def runs_to_json(runs: Sequence[EngineRun]) -> list[dict[str, Any]]:
@@ -153,12 +156,14 @@ def facts_from_json(value: Mapping[str, Any]) -> RunFacts:
                 **facts,
                 "outputs": tuple(OutputFacts(**output) for output in facts["outputs"]),
                 "chunks": tuple(tuple(sizes) for sizes in facts["chunks"]),
+                "draft_facts": None if facts["draft_facts"] is None else tuple(facts["draft_facts"]),
             }
         )
         for name, facts in value["requests"].items()
     }
     drafts = {name: tuple(counts) for name, counts in value["drafts"].items()}
-    return RunFacts(**{**value, "steps": tuple(value["steps"]), "requests": requests, "drafts": drafts})
+    others = {"steps": tuple(value["steps"]), "confidence_error": tuple(value["confidence_error"])}
+    return RunFacts(**{**value, **others, "requests": requests, "drafts": drafts})
 
 
 def _run(value: dict[str, Any]) -> EngineRun:

@@ -87,7 +87,9 @@ class ScheduledVerification:
         """The forward pass of what is left of the plan."""
         if self.verification is None:
             return super().execute_model(scheduler_output)  # type: ignore[misc]
-        states = self.model_runner.req_states
+        states, record = self.model_runner.req_states, self.model_runner.sampler.drafts
+        drafts = scheduler_output.scheduled_spec_decode_tokens
+        record.note_drafted({request: len(tokens) for request, tokens in drafts.items()})
         with gpu_sync_allowed():
             output = self.verification.cut(
                 scheduler_output, lambda request: int(states.prefill_len.np[states.req_id_to_index[request]])
