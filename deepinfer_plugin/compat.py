@@ -104,6 +104,14 @@ PATCHES: tuple[Patch, ...] = (
         upstream="vllm/sampling_params.py, vLLM 0.33.0; wrapping.py checks the parameters",
         removal="vLLM asks the sampler of a model which parameters it takes",
     ),
+    Patch(
+        what="ModelCudaGraphManager.__init__ wrapped: with DEEPINFER_ENABLE_MTP_VARLEN=1 our model's decode graphs are "
+        "captured for any mix of 1 to 1 + drafts rows",
+        why="vLLM does so beside its own adaptive verification only; without it a step in which one request verifies "
+        "fewer drafts than another runs without a graph",
+        upstream="vllm/v1/worker/gpu/cudagraph_utils.py, vLLM 0.33.0; wrapping.py checks the parameters",
+        removal="a model or worker may ask for graphs of ragged decode steps",
+    ),
 )
 
 

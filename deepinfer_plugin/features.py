@@ -30,9 +30,9 @@ def _row(key: str, name: str, state: State, why: str, decided_by: str = PLUGIN) 
 
 ROWS: tuple[Row, ...] = (
     _row("F1", "DSpark drafting", OFF, "tokens, scores and their bits are the same with drafts and without"),
-    _row("F2", "confidence-scheduled verification", NOT_BUILT, "needs F1"),
+    _row("F2", "confidence-scheduled verification", OFF, "DEEPINFER_ENABLE_MTP_VARLEN; never changes an answer"),
     _row("F3", "confidence temperature", ON, "divides the score of every draft before it becomes a confidence"),
-    _row("F4", "decode-time curve cache", NOT_BUILT, "needs F2"),
+    _row("F4", "decode-time curve cache", OFF, "DEEPINFER_DECODE_PERF_CACHE_DIR names its folder; used with F2"),
     _row("F5", "decoder bounded replay", ON, "follows the settings, see replay/status_rows.py"),
     _row("F6", "replay length", ON, "follows the settings, see replay/status_rows.py"),
     _row("F7", "encoder bounded replay", OFF, "follows the settings, see replay/status_rows.py"),

@@ -85,8 +85,13 @@ CASES: list[Case] = [
             ("0", {"method": "dspark"}),
         )
     ),
-    # F2: needs drafts
+    # F2: needs drafts; our model's workers choose themselves
     *both("F2", VARLEN, "0", "1"),
+    Case(
+        row="F2",
+        variables={VARLEN: "1", N: "5"},
+        result={"speculative_config": {"method": "dspark", "num_speculative_tokens": 5}},
+    ),
     Case(row="F2", variables={VARLEN: "1", **VLLMS}, refused=(VARLEN, N, "--speculative-config")),
     Case(
         row="F2",
@@ -117,7 +122,8 @@ CASES: list[Case] = [
             ("1,1,1", (TEMPERATURE, "asks for F3", "not built")),
         )
     ),
-    *both("F4", "DEEPINFER_DECODE_PERF_CACHE_DIR", "", "/tmp/curves"),
+    Case(row="F4", variables={"DEEPINFER_DECODE_PERF_CACHE_DIR": "/tmp/curves"}),
+    *both("F4", "DEEPINFER_DECODE_PERF_CACHE_DIR", "", "/tmp/curves", **VLLMS),
     *both("F4", "DEEPINFER_DECODE_PERF_CACHE_TTL_SEC", "3600", "0"),
     *both("F5", "DEEPINFER_YOCO_PREFILL_TRUNCATION_MODE", "off", "maybe"),
     *both("F6", "DEEPINFER_YOCO_PREFILL_KEEP_TOKENS", "1", "0"),
@@ -227,6 +233,14 @@ def test_forced_device_storage_becomes_vllms_own_configuration() -> None:
     [entry] = translate(Settings.from_envs({FORCE: "1", **VLLMS}), flags)
     assert flags.engram_config.cpu_offload is False
     assert (entry.feature, entry.origin, entry.is_on) == ("F15", FORCE, True)
+
+
+@pytest.mark.parametrize(("varlen", "is_on"), [("1", True), ("0", False)])
+def test_a_folder_of_step_times_is_used_with_scheduled_verification_only(varlen: str, is_on: bool) -> None:
+    settings = Settings.from_envs({VARLEN: varlen, N: "5", "DEEPINFER_DECODE_PERF_CACHE_DIR": "curves"})
+    rows = {entry.feature: entry for entry in translate(settings, Flags())}
+    assert (rows["F2"].is_on, rows["F4"].is_on) == (is_on, is_on)
+    assert ("curves" in rows["F4"].text) is is_on
 
 
 def test_a_flag_without_a_variable_is_reported_as_the_flag() -> None:

@@ -72,7 +72,7 @@ def translate(settings: Settings, args: Any) -> list[Translated]:
     check_together(settings)
     for text in envs.refusals(settings.environment, is_our_model=settings.batch_invariant):
         raise SettingError(text)
-    found = (step(settings, args) for step in (_drafts, _adaptive_verification, _scheduling, _engram))
+    found = (step(settings, args) for step in (_drafts, _adaptive_verification, _curve_cache, _scheduling, _engram))
     return [entry for entry in found if entry is not None]
 
 
@@ -147,7 +147,7 @@ def _drafts(settings: Settings, args: Any) -> Translated | None:
 
 
 def _adaptive_verification(settings: Settings, args: Any) -> Translated | None:
-    """F2: a key of the same configuration, so it comes after F1."""
+    """F2: a key of the same configuration, so it comes after F1. Our model's workers choose themselves."""
     variable, key, config = variables.ENABLE_MTP_VARLEN, "enable_adaptive_verification", args.speculative_config
     given = (config or {}).get(key)
     if not settings.environment.is_set(variable):
@@ -160,9 +160,23 @@ def _adaptive_verification(settings: Settings, args: Any) -> Translated | None:
             f"settings: {settings.environment.describe(variable)}, which needs drafts, but there are none; set "
             f"{variables.USE_NEXTN_DECODE.name} or --speculative-config, or unset it"
         )
+    if settings.batch_invariant:
+        text = "drafts are verified by confidence" if is_on else "all drafts are verified"
+        return Translated(feature="F2", origin=variable.name, text=text, is_on=is_on)
     if is_on:
         args.speculative_config = {**config, key: True}
     return Translated(feature="F2", origin=variable.name, text=f"{key} {is_on}", is_on=is_on)
+
+
+def _curve_cache(settings: Settings, args: Any) -> Translated | None:
+    """F4: no argument of vLLM; it is used where F2 is on."""
+    del args
+    variable = variables.DECODE_PERF_CACHE_DIR
+    folder, is_used = settings[variable], settings[variables.ENABLE_MTP_VARLEN]
+    if folder is None:
+        return None
+    text = f"step times are kept in {folder}" if is_used else f"no use without {variables.ENABLE_MTP_VARLEN.name}"
+    return Translated(feature="F4", origin=variable.name, text=text, is_on=is_used)
 
 
 def _scheduling(settings: Settings, args: Any) -> Translated | None:

@@ -142,9 +142,9 @@ ENABLE_MTP_VARLEN = Variable(
     kind=FLAG,
     default="0",
     feature="F2",
-    not_built="there are no drafts to choose from",
     has_vllm_form=True,
-    meaning="`1`: the number of verified drafts follows their confidence; needs drafts",
+    changes_answers=False,  # a draft that is not verified is a token that is drawn later
+    meaning="`1`: only drafts that are worth their row are verified, by their confidence; needs `dspark` drafts",
 )
 DFLASH_CONFIDENCE_HEAD_TEMPERATURE = Variable(
     name="DEEPINFER_DFLASH_CONFIDENCE_HEAD_TEMPERATURE",
@@ -160,16 +160,16 @@ DECODE_PERF_CACHE_DIR = Variable(
     kind=PATH,
     default="",
     feature="F4",
-    not_built="step times are not measured at start",
+    needs_our_model=True,
     changes_answers=False,
-    meaning="folder that keeps measured step times",
+    meaning="folder that keeps the step times that F2 measures at start, by model, graphs, sizes, versions and device",
 )
 DECODE_PERF_CACHE_TTL_SEC = Variable(
     name="DEEPINFER_DECODE_PERF_CACHE_TTL_SEC",
     kind=integer(1),
     default="3600",
     feature="F4",
-    not_built="step times are not measured at start",
+    needs_our_model=True,
     changes_answers=False,
     meaning="age in seconds from which they are measured again",
 )

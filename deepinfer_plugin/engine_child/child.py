@@ -18,7 +18,7 @@ from unittest import mock
 import numpy as np
 
 from deepinfer_plugin import envs
-from deepinfer_plugin.engine_child.drafters import Answers, cut_drafts, inject
+from deepinfer_plugin.engine_child.drafters import Answers, choose_lengths, inject
 from deepinfer_plugin.engine_child.plan import (
     FACTS_KEY,
     Action,
@@ -32,6 +32,7 @@ from deepinfer_plugin.engine_child.plan import (
 from deepinfer_plugin.platforms.detect import platform_class
 from deepinfer_plugin.reference.pictures import make_picture
 from deepinfer_plugin.replay import counters
+from deepinfer_plugin.speculative import schedule
 from deepinfer_plugin.speculative.counters import VERIFICATION
 
 if TYPE_CHECKING:
@@ -76,15 +77,14 @@ class _State:
 
 
 class _Observer:
-    """Reads what the scheduler decided, step by step; changes nothing but the drafts that ``lengths`` cuts."""
+    """Reads what the scheduler decided, step by step; changes nothing."""
 
-    def __init__(self, engine: LLMEngine, lengths: str | None) -> None:
+    def __init__(self, engine: LLMEngine) -> None:
         self.steps: list[dict[str, int]] = []
         self.preemptions: dict[str, int] = defaultdict(int)
         scheduler = engine.engine_core.engine_core.scheduler
         self._cache_manager = scheduler.kv_cache_manager
         self._schedule = scheduler.schedule
-        self._cut = None if lengths is None else cut_drafts(scheduler, lengths)
         scheduler.schedule = self._observed
 
     @property
@@ -93,8 +93,6 @@ class _Observer:
         return float(self._cache_manager.usage)
 
     def _observed(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
-        if self._cut is not None:
-            self._cut()
         output = self._schedule(*args, **kwargs)
         self.steps.append(dict(output.num_scheduled_tokens))
         for request_id in output.preempted_req_ids or ():
@@ -115,12 +113,15 @@ class EngineDriver:
         with _garbage_left_alone():
             self._engine = LLMEngine.from_engine_args(EngineArgs.from_cli_args(parser.parse_args(flags)))
         self._vocab_size = int(self._engine.model_config.get_vocab_size())
-        self._observer = _Observer(self._engine, run.lengths)
+        self._observer = _Observer(self._engine)
         self._answers = answers
         if run.drafter is not None:
             inject(self._engine, run.drafter, answers)
+        if run.lengths is not None:
+            choose_lengths(self._engine, run.lengths)
         self._states: dict[str, _State] = {}
         self._replay_before = counters.snapshot()
+        schedule.FIGURES = schedule.ScheduleFigures()
         VERIFICATION.reset()
 
     def act(self, action: Action) -> None:
@@ -161,6 +162,7 @@ class EngineDriver:
             fault_calls=fault_calls,
             requests={name: self._request_facts(state) for name, state in self._states.items()},
             replay=counters.since(self._replay_before),
+            schedule=asdict(schedule.FIGURES),
             drafts=(figures := VERIFICATION.figures()).by_kind,
             confidence_error=figures.confidence_error,
         )

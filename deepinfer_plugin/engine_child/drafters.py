@@ -6,7 +6,7 @@ The drafters stand in the place of ``propose`` of the engine's own speculator, s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from deepinfer_plugin.speculative.record import DraftRecord
 
 DRAFTERS = ("right", "wrong", "partly", "nan", "outside", "random")
-LENGTHS = ("random", "none")
+LENGTHS = ("random", "none", "confidence")
+_STEP_S, _ROW_S = 20.0, 1.0  # time of a step of one row, and what another one adds
 _SHIFT = 7  # of a wrong draft against the right one, in ids
 
 
@@ -118,20 +119,23 @@ def inject(engine: Any, kind: str, answers: Answers) -> None:
     runner.speculator.draft_token_confidence_probs = drafter.draft_token_confidence_probs
 
 
-def cut_drafts(scheduler: Any, kind: str) -> Callable[[], None]:
-    """A function that shortens, before a step is scheduled, the drafts that each request will verify.
+def choose_lengths(engine: Any, kind: str) -> None:
+    """Let the worker of an engine of this process verify as many drafts of each request as a rule says.
 
     Args:
-        scheduler: of the engine.
-        kind: ``random`` lengths from none to all, or ``none``.
+        engine: with drafts.
+        kind: ``random`` lengths from none to all, ``none``, or ``confidence``: the budget rule on a curve of this file,
+            so that lengths follow from confidences and not from how fast this machine is.
     """
+    from deepinfer_plugin.speculative.schedule import ByConfidence, NoLengths, RandomLengths
+    from deepinfer_plugin.speculative.step_time import StepTimeCurve
+
     assert kind in LENGTHS, f"drafts: lengths are {kind!r}, expected one of {LENGTHS}"
-    generator = np.random.default_rng(1)
-
-    def cut() -> None:
-        for request in scheduler.running:
-            count = len(request.spec_token_ids)
-            kept = int(generator.integers(0, count + 1)) if kind == "random" else 0
-            request.spec_token_ids = request.spec_token_ids[:kept]
-
-    return cut
+    rule = {
+        "random": lambda: RandomLengths(seed=1),
+        "none": NoLengths,
+        "confidence": lambda: ByConfidence(
+            curve=StepTimeCurve(rows=(1, 100), times_s=(_STEP_S, _STEP_S + 99 * _ROW_S))
+        ),
+    }[kind]
+    engine.engine_core.engine_core.model_executor.driver_worker.worker.choose_lengths(rule())

@@ -105,7 +105,7 @@ class RunFacts:
     ``kv_usage`` is the share of cache blocks still held at the end, 0 unless requests are left. ``fault_calls`` counts
     per planted fault how often its changed code ran. ``replay`` are the counts of ``replay.counters`` by name,
     ``drafts`` those of ``speculative.counters``: drafted, verified and accepted by draft position;
-    ``confidence_error`` its sums.
+    ``confidence_error`` its sums; ``schedule`` those of ``speculative.schedule``.
     """
 
     steps: tuple[Mapping[str, int], ...] = ()
@@ -117,6 +117,7 @@ class RunFacts:
     requests: Mapping[str, RequestFacts] = field(default_factory=dict)
     replay: Mapping[str, int] = field(default_factory=dict)
     drafts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    schedule: Mapping[str, float] = field(default_factory=dict)
     confidence_error: tuple[float, ...] = ()
 
 

@@ -10,7 +10,7 @@ from vllm.platforms import current_platform
 from deepinfer_plugin import envs, variables
 from deepinfer_plugin.cache.specs import block_size, num_drafts
 from deepinfer_plugin.encoding import renderer_mode
-from deepinfer_plugin.errors import ConfigError
+from deepinfer_plugin.errors import ConfigError, SettingError
 from deepinfer_plugin.grammar import admission, trigger
 from deepinfer_plugin.model.config import ModelConfig
 from deepinfer_plugin.model.graphs import graph_mode
@@ -25,7 +25,7 @@ from deepinfer_plugin.worker import live_code
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig as EngineModelConfig
-    from vllm.config import VllmConfig
+    from vllm.config import SpeculativeConfig, VllmConfig
 
 DRAFT_METHODS = ("dspark", "ngram")
 """Who may draft. The answer depends on neither of them: verification is by exact match."""
@@ -201,12 +201,33 @@ def check_parallel_sizes(vllm_config: "VllmConfig") -> None:
     check_sizes(config, tensor_size, tensor_size * replicas, has_drafts=has_drafts)
 
 
+def check_verification(speculative: "SpeculativeConfig", settings: Settings) -> None:
+    """Refuse a choice of verified drafts that nobody can make.
+
+    Raises:
+        ConfigError: vLLM's own choice is asked for.
+        SettingError: ours is, for drafts without confidence.
+    """
+    if speculative.enable_adaptive_verification:
+        raise ConfigError(
+            "DeepseekV41ForCausalLM: speculative_config.enable_adaptive_verification is True, expected False: it "
+            "changes lengths on the device behind the host's back, is reported broken on SM90 and does not run on a "
+            f"CPU; leave it out and set {variables.ENABLE_MTP_VARLEN.name}=1, which chooses on the host"
+        )
+    if settings[variables.ENABLE_MTP_VARLEN] and speculative.method != "dspark":
+        raise SettingError(
+            f"DeepseekV41ForCausalLM: {settings.environment.describe(variables.ENABLE_MTP_VARLEN)} with drafts of "
+            f"{speculative.method!r}, expected dspark: only the checkpoint's own have a confidence; unset it"
+        )
+
+
 def check_engine_options(vllm_config: "VllmConfig") -> None:
     """Refuse what this version cannot serve, naming the option.
 
     Raises:
         ConfigError: pipeline or context parallelism, drafts of another kind than the checkpoint's, LoRA, or an odd
             block size.
+        SettingError: see ``check_verification``.
     """
     parallel, cache = vllm_config.parallel_config, vllm_config.cache_config
     for name in ("pipeline_parallel_size", "prefill_context_parallel_size", "decode_context_parallel_size"):
@@ -228,6 +249,8 @@ def check_engine_options(vllm_config: "VllmConfig") -> None:
             f"DeepseekV41ForCausalLM: speculative_config.method is {speculative.method!r}, expected "
             f"{' or '.join(DRAFT_METHODS)}; no other drafter is tested with this model"
         )
+    if speculative is not None:
+        check_verification(speculative, Settings.from_envs())
     if vllm_config.lora_config is not None:
         raise ConfigError("DeepseekV41ForCausalLM: lora_config is set, expected none; leave --enable-lora out")
     if cache.user_specified_block_size and cache.block_size % 32 != 0:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from deepinfer_plugin.errors import ConfigError
+from deepinfer_plugin.errors import ConfigError, SettingError
 
 pytestmark = pytest.mark.usefixtures("vllm_variables")
 
@@ -50,7 +50,7 @@ def test_moved_experts_and_micro_batches_are_refused(name: str) -> None:
 
 
 def test_a_drafter_that_is_not_tested_with_the_model_is_refused() -> None:
-    check(speculative_config=SimpleNamespace(method="ngram"))
+    check(speculative_config=SimpleNamespace(method="ngram", enable_adaptive_verification=False))
     with pytest.raises(ConfigError, match=r"speculative_config.method is 'eagle', expected dspark or ngram"):
         check(speculative_config=SimpleNamespace(method="eagle"))
 
@@ -65,3 +65,18 @@ def test_a_sampler_of_somebody_else_is_refused() -> None:
 
     with pytest.raises(ConfigError, match="the model runner built WatermarkSampler, expected Sampler"):
         DeepInferSampler.adopt(WatermarkSampler.__new__(WatermarkSampler))
+
+
+def test_vllms_own_choice_of_verified_drafts_is_refused() -> None:
+    drafts = SimpleNamespace(method="dspark", enable_adaptive_verification=True)
+    with pytest.raises(ConfigError, match=r"enable_adaptive_verification is True, expected False: .* SM90 .*VARLEN=1"):
+        check(speculative_config=drafts)
+
+
+def test_our_choice_needs_drafts_with_a_confidence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEEPINFER_ENABLE_MTP_VARLEN", "1")
+    check(speculative_config=SimpleNamespace(method="dspark", enable_adaptive_verification=False))
+    with pytest.raises(
+        SettingError, match=r"DEEPINFER_ENABLE_MTP_VARLEN is '1' with drafts of 'ngram', expected dspark"
+    ):
+        check(speculative_config=SimpleNamespace(method="ngram", enable_adaptive_verification=False))
