@@ -57,12 +57,13 @@ PROMPT_RATE = _gauge("prompt_tokens_per_second", "prompt tokens computed per sec
 GENERATION_RATE = _gauge("generation_tokens_per_second", "tokens generated per second, over the last interval")
 PREFIX_HITS = _gauge("prefix_hit_ratio", "prompt tokens found in the prefix cache, 0 to 1, over the last interval")
 FIRST_TOKEN = _gauge("first_token_seconds", "mean time to the first token, over the last interval")
-MOE_LB = _gauge("moe_lb_ratio", "tokens of the slowest rank over the mean of the ranks, summed over 128 steps; 1: even")
 INFO = _gauge("info", "always 1; the labels say what serves")
 
 # Of the process that computes; it publishes them.
 ROWS = _counter("forward_rows_total", "rows that passed the model")
 PADDING_ROWS = _counter("padding_rows_total", "rows that passed the model to fill up a CUDA graph")
+MOE_LB = _gauge("moe_lb_ratio", "tokens of the slowest rank over the mean of the ranks, summed over 128 steps; 1: even")
+MOVES = _counter("expert_moves_total", "times that experts were moved between ranks")
 
 METRICS: tuple[Metric, ...] = (
     STEPS,
@@ -75,10 +76,10 @@ METRICS: tuple[Metric, ...] = (
     GENERATION_RATE,
     PREFIX_HITS,
     FIRST_TOKEN,
-    MOE_LB,
     INFO,
 )
 WORKER_METRICS: tuple[Metric, ...] = (ROWS, PADDING_ROWS)
+BALANCE_METRICS: tuple[Metric, ...] = (MOE_LB, MOVES)  # of the first rank that shares experts
 
 
 class MoeBalance:
@@ -118,7 +119,7 @@ class Publisher:
 
         Args:
             metrics: what it returns, by name.
-            source: called at most once a second; its counters never fall.
+            source: called at most once a second; its counters never fall. A gauge without a figure yet may be missing.
 
         Raises:
             SettingError: a name is already registered in this process.
@@ -144,7 +145,9 @@ class Publisher:
         for metrics, source in self.sources:
             values = source()
             rows += [
-                {"name": m.name, "kind": m.kind, "meaning": m.meaning, "value": float(values[m.name])} for m in metrics
+                {"name": m.name, "kind": m.kind, "meaning": m.meaning, "value": float(values[m.name])}
+                for m in metrics
+                if m.name in values
             ]
         path = folder / f"{os.getpid()}.json"
         temporary = path.with_suffix(".tmp")
@@ -179,6 +182,18 @@ class PublishedFigures:
         for name, (metric, value) in sorted(found.items()):
             family = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
             yield family(name, metric.meaning, value=value)
+
+
+def published(folder: Path | None, metric: Metric) -> float | None:
+    """The latest value of a gauge that a process has published; None: there is none yet.
+
+    Args:
+        folder: from DEEPINFER_METRICS_DIR; None: nobody publishes.
+        metric: the gauge.
+    """
+    paths = sorted(folder.glob("*.json"), key=_changed_ns) if folder is not None else []
+    values = [row["value"] for path in paths for row in _read_rows(path) if row["name"] == metric.name]
+    return float(values[-1]) if values else None
 
 
 def _changed_ns(path: Path) -> int:
