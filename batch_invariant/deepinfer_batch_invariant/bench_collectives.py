@@ -84,9 +84,10 @@ def measure(rows: tuple[int, ...] = ROWS, repeats: int = 50) -> list[dict[str, o
     is_gpu = torch.cuda.is_available()
     device = torch.device("cuda", distributed.get_rank()) if is_gpu else torch.device("cpu")
     found: list[dict[str, object]] = []
+    chosen = {name: os.environ.get(name) for name in PINS}  # by who started the bench
     with _environment({**PINS, "NCCL_NO_CACHE": ",".join(PINS)}):
         kinds = {"pinned": _ranks(device)}
-        with _environment(dict.fromkeys(PINS)):
+        with _environment(chosen):
             kinds["free"] = _ranks(device)
         for count in rows:
             x = torch.ones(2, count, COLUMNS, dtype=torch.bfloat16, device=device)
