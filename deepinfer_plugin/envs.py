@@ -314,6 +314,18 @@ def prepare_interpreter_environment() -> None:
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
 
+WORKER_START_SWITCH = "VLLM_WORKER_MULTIPROC_METHOD"
+
+
+@contextmanager
+def worker_start_kept() -> Iterator[None]:
+    """Let the user's choice of how vLLM starts its workers stand, which code in the context writes over."""
+    before = os.environ.get(WORKER_START_SWITCH)
+    yield
+    if before is not None:
+        os.environ[WORKER_START_SWITCH] = before
+
+
 def keep_engine_in_this_process() -> None:
     """Let vLLM's engine core run in the calling process unless the user chose otherwise.
 
@@ -391,3 +403,17 @@ def enter_batch_invariant_mode(device: str) -> None:
     from deepinfer_batch_invariant import mode
 
     mode.enter(device, os.environ)
+
+
+def check_batch_invariant_pins(device: str) -> None:
+    """Refuse to go on where a variable of the mode is missing or has another value.
+
+    Args:
+        device: ``cpu`` or ``cuda``.
+
+    Raises:
+        PinError: names the variable.
+    """
+    from deepinfer_batch_invariant import mode
+
+    mode.check_environment(device, os.environ)

@@ -59,12 +59,13 @@ PROMPT_RATE = _gauge("prompt_tokens_per_second", "prompt tokens computed per sec
 GENERATION_RATE = _gauge("generation_tokens_per_second", "tokens generated per second, over the last interval")
 PREFIX_HITS = _gauge("prefix_hit_ratio", "prompt tokens found in the prefix cache, 0 to 1, over the last interval")
 FIRST_TOKEN = _gauge("first_token_seconds", "mean time to the first token, over the last interval")
-MOE_LB = _gauge("moe_lb_ratio", "tokens of the slowest rank over the mean of the ranks, summed over 128 steps; 1: even")
 INFO = _gauge("info", "always 1; the labels say what serves")
 
 # Of the process that computes; it publishes them.
 ROWS = _counter("forward_rows_total", "rows that passed the model")
 PADDING_ROWS = _counter("padding_rows_total", "rows that passed the model to fill up a CUDA graph")
+MOE_LB = _gauge("moe_lb_ratio", "tokens of the slowest rank over the mean of the ranks, summed over 128 steps; 1: even")
+MOVES = _counter("expert_moves_total", "times that experts were moved between ranks")
 
 METRICS: tuple[Metric, ...] = (
     STEPS,
@@ -77,10 +78,10 @@ METRICS: tuple[Metric, ...] = (
     GENERATION_RATE,
     PREFIX_HITS,
     FIRST_TOKEN,
-    MOE_LB,
     INFO,
 )
 WORKER_METRICS: tuple[Metric, ...] = (ROWS, PADDING_ROWS)
+BALANCE_METRICS: tuple[Metric, ...] = (MOE_LB, MOVES)  # of the first rank that shares experts
 
 
 class MoeBalance:
@@ -186,6 +187,18 @@ class PublishedFigures:
             for at, value in sorted(values.items()):
                 family.add_metric(at, value)
             yield family
+
+
+def published(folder: Path | None, metric: Metric) -> float | None:
+    """The latest value of a gauge that a process has published; None: there is none yet.
+
+    Args:
+        folder: from DEEPINFER_METRICS_DIR; None: nobody publishes.
+        metric: the gauge.
+    """
+    paths = sorted(folder.glob("*.json"), key=_changed_ns) if folder is not None else []
+    values = [row["value"] for path in paths for row in _read_rows(path) if row["name"] == metric.name]
+    return float(values[-1]) if values else None
 
 
 def _changed_ns(path: Path) -> int:

@@ -15,7 +15,7 @@ import pytest
 
 from deepinfer_plugin.answer_provenance import weights_identity
 from deepinfer_plugin.cli.server import Server, free_port
-from deepinfer_plugin.metrics import METRICS, WORKER_METRICS
+from deepinfer_plugin.metrics import BALANCE_METRICS, METRICS, WORKER_METRICS
 from deepinfer_plugin.replay.series import SERIES
 from deepinfer_plugin.speculative import series as draft_series
 
@@ -120,7 +120,8 @@ def test_the_series_stand_on_vllms_own_endpoint(server: Server) -> None:
     with urllib.request.urlopen(f"{server.base_url}/metrics", timeout=60) as answer:
         text = answer.read().decode()
     value = {name: float(number) for name, number in re.findall(r"^(deepinfer_\w+)(?:\{.*\})? (\S+)$", text, re.M)}
-    seen = {metric.name for metric in (*METRICS, *WORKER_METRICS, *SERIES, *draft_series.SERIES)}
+    every = (*METRICS, *WORKER_METRICS, *BALANCE_METRICS, *SERIES, *draft_series.SERIES)
+    seen = {metric.name for metric in every}
     # 128 steps with tokens make the first figure of balance; there may be fewer here
     assert seen - set(value) <= {"deepinfer_moe_lb_ratio"}
     assert value["deepinfer_steps_total"] >= 50

@@ -16,7 +16,15 @@ import torch
 
 from deepinfer_plugin import answer_provenance, envs, metrics
 from deepinfer_plugin.errors import SettingError
-from deepinfer_plugin.metrics import METRICS, WORKER_METRICS, Metric, MoeBalance, PublishedFigures, Publisher
+from deepinfer_plugin.metrics import (
+    BALANCE_METRICS,
+    METRICS,
+    WORKER_METRICS,
+    Metric,
+    MoeBalance,
+    PublishedFigures,
+    Publisher,
+)
 from deepinfer_plugin.replay import counters, series
 from deepinfer_plugin.speculative import series as draft_series
 from deepinfer_plugin.speculative.counters import Verification
@@ -93,6 +101,18 @@ def test_figures_of_several_processes_meet_at_the_server(tmp_path: Path, monkeyp
     assert found["deepinfer_x_hits"].samples[0].value == 30
     assert found["deepinfer_x_size_bytes"].samples[0].value in (1, 2)
     assert publishers[0].publish(tmp_path / "gone", now_s=100.0)  # nobody reads any more: not an error
+    assert metrics.published(tmp_path, SIZE) in (1, 2)
+    assert metrics.published(None, SIZE) is None
+
+
+def test_a_gauge_without_a_figure_yet_is_left_out(tmp_path: Path) -> None:
+    publisher, figures = Publisher(), {HITS.name: 1.0}
+    publisher.register([HITS, SIZE], lambda: figures)
+    assert publisher.publish(tmp_path, now_s=5.0)
+    assert metrics.published(tmp_path, SIZE) is None
+    figures[SIZE.name] = 4.0
+    assert publisher.publish(tmp_path, now_s=6.0)
+    assert metrics.published(tmp_path, SIZE) == 4.0
 
 
 def _drafts(counts: Verification, *steps: tuple[int, int, float]) -> None:
@@ -217,7 +237,7 @@ def config(model_type: str) -> Any:
 
 @pytest.mark.parametrize(("interval", "lines"), [("3", 2), ("0", 0), ("7", 1), ("8", 0)])
 def test_every_interval_of_steps_gives_one_line_and_the_series(
-    registry: Any, monkeypatch: pytest.MonkeyPatch, interval: str, lines: int
+    registry: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, interval: str, lines: int
 ) -> None:
     from deepinfer_plugin import stat_logger
 
@@ -225,6 +245,9 @@ def test_every_interval_of_steps_gives_one_line_and_the_series(
     told = SimpleNamespace(info=lambda text, *values: records.append(text % values))
     monkeypatch.setattr(stat_logger, "logger", told)
     monkeypatch.setenv("DEEPINFER_LOGGING_INTERVAL_STEP", interval)
+    monkeypatch.setenv("DEEPINFER_METRICS_DIR", str(tmp_path))
+    row = {"name": metrics.MOE_LB.name, "kind": "gauge", "meaning": "", "value": 1.25}
+    (tmp_path / "1.json").write_text(json.dumps([row]), encoding="utf-8")
     steps(stat_logger.DeepInferStatLogger(config("deepseek_v41"), 0), 7)
     assert (
         len([line for line in records if line.startswith(f"DeepInfer engine 0: {interval} steps, running 5")]) == lines
@@ -239,6 +262,7 @@ def test_every_interval_of_steps_gives_one_line_and_the_series(
         assert ratio == pytest.approx(1.5)
         assert "preempted" in records[-1]
         assert "prefix_hit_ratio 0.25" in records[-1]
+        assert "moe_lb_ratio 1.25" in records[-1]
 
 
 def test_another_model_has_no_series(registry: Any) -> None:
@@ -261,7 +285,8 @@ def test_every_series_of_the_dashboard_exists() -> None:
     board = json.loads(text)
     expressions = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
     asked = {name for text in expressions for name in re.findall(r"[a-z]+_[a-z_]+(?=\{)", text)}
-    known = {metric.name for metric in (*METRICS, *WORKER_METRICS, *series.SERIES, *draft_series.SERIES)}
+    every = (*METRICS, *WORKER_METRICS, *BALANCE_METRICS, *series.SERIES, *draft_series.SERIES)
+    known = {metric.name for metric in every}
     assert len(asked) > 8
     assert asked - known == set()
     assert known - asked == set()  # and none is left out

@@ -68,7 +68,7 @@ class DeepseekV41ForCausalLM(nn.Module, SupportsMultiModal):
         config = ModelConfig.from_hf(vllm_config.model_config.hf_config)
         context = BuildContext.of_engine(vllm_config, config)
         self.config, self.arithmetic = config, context.arithmetic
-        self.parallel, self.rule = context.parallel, context.rule
+        self.parallel, self.rule, self.load = context.parallel, context.rule, context.load
         ranks = self.parallel.tensor
         self.embed = Embedding(config.vocab_size, config.hidden_size, ranks)
         self.rotary = RotaryTables(config)
@@ -141,6 +141,10 @@ class DeepseekV41ForCausalLM(nn.Module, SupportsMultiModal):
     def lm_head(self) -> Head:
         """The head under the name that vLLM's draft models share it by."""
         return self.head
+
+    def blocks(self) -> tuple[Block, ...]:
+        """The layers of the backbone in order."""
+        return self._encoder + self._decoder
 
     def get_eagle3_default_aux_hidden_state_layers(self) -> tuple[int, ...]:
         """Layers whose input the draft model of the checkpoint reads."""

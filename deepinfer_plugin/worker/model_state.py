@@ -188,6 +188,8 @@ class DeepInferModelState(DefaultModelState):
         num_tokens = input_batch.num_tokens_after_padding
         if self._drafter is not None and self._drafter.draws is not None:
             self._drafter.draws.refresh()
+        if self.model.load is not None:
+            self.model.load.has_prompt_rows = input_batch.has_prefill
         self._rows += input_batch.num_tokens
         self._padding_rows += num_tokens - input_batch.num_tokens
         metrics.PUBLISHER.publish(self._metrics_folder, time.monotonic())

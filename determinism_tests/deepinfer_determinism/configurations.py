@@ -11,6 +11,7 @@ from deepinfer_determinism.cases import Configuration
 from deepinfer_determinism.draft_relations import draft_configurations
 from deepinfer_determinism.image_relations import image_configurations
 from deepinfer_determinism.random_hits import RANDOM_HITS, num_prompts, random_hits_workload
+from deepinfer_determinism.rank_relations import rank_configurations
 from deepinfer_determinism.relations import RELATIONS, SMALL_BLOCKS, Relation, Setting
 from deepinfer_determinism.workload import PAGES, Sizes, Workload
 from deepinfer_plugin.replay.settings import ENCODER_VARIABLE, KEEP_VARIABLE, MODE_VARIABLE
@@ -45,6 +46,7 @@ def configurations(first: Setting, sizes: Sizes, depth: str, seed: int) -> list[
     found = [Configuration(label="", setting=first, workload=workload, relations=RELATIONS)]
     in_s32 = RELATIONS if depth == "full" else _relations(SENSITIVE)
     found.append(Configuration(label="s32", setting=s32, workload=workload, relations=in_s32))
+    found += rank_configurations(found[-1], depth)
     if depth == "full":
         found.append(Configuration(label="q32", setting=q32, workload=workload, relations=RELATIONS))
         other = build(sizes, seed + 1)
