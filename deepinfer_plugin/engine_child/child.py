@@ -8,7 +8,7 @@ import json
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.engine.llm_engine import LLMEngine
 
+    from deepinfer_plugin.engine_child.faults import Calls
+
 DEFAULT_FLAGS = (
     "--max-model-len=512",
     "--max-num-batched-tokens=2048",
@@ -57,6 +59,7 @@ MAX_IDLE_STEPS = 1000  # engine steps in a row that compute nothing: the engine 
 class _Completion:
     tokens: list[int] = field(default_factory=list)
     rows: list[np.ndarray] = field(default_factory=list)
+    produced: list[int] = field(default_factory=list)
     text: str = ""
     finish_reason: str | None = None
     stop_reason: int | str | None = None
@@ -144,7 +147,7 @@ class EngineDriver:
             idle = 0 if any(self._observer.steps[seen:]) else idle + 1
             assert idle < MAX_IDLE_STEPS, f"engine: {idle} steps in a row computed nothing"
 
-    def facts(self, start_s: float, run_s: float, fault_calls: dict[str, int]) -> RunFacts:
+    def facts(self, start_s: float, run_s: float, faults: Mapping[str, Calls]) -> RunFacts:
         """What happened; array data is in ``arrays``."""
         names = {internal: name for name, state in self._states.items() for internal in state.internal_ids}
         steps: list[dict[str, int]] = []
@@ -159,7 +162,8 @@ class EngineDriver:
             run_s=run_s,
             num_unfinished=self._engine.get_num_unfinished_requests(),
             kv_usage=self._observer.kv_usage,
-            fault_calls=fault_calls,
+            fault_calls={path: fault.calls for path, fault in faults.items()},
+            observed={path: fault.seen for path, fault in faults.items() if fault.seen},
             requests={name: self._request_facts(state) for name, state in self._states.items()},
             replay=counters.since(self._replay_before),
             schedule=asdict(schedule.FIGURES),
@@ -244,6 +248,8 @@ class EngineDriver:
             completion = state.completions[part.index]
             completion.text += part.text
             completion.tokens += part.token_ids
+            if part.token_ids:
+                completion.produced.append(len(part.token_ids))
             completion.finish_reason, completion.stop_reason = part.finish_reason, part.stop_reason
             flat = part.logprobs
             if not flat:
@@ -266,6 +272,7 @@ class EngineDriver:
                 for internal in state.internal_ids
             ),
             draft_facts=None if state.draft_facts is None else tuple(state.draft_facts),
+            produced=tuple(tuple(completion.produced) for completion in state.completions),
             finished=state.finished,
             error=state.error,
         )
@@ -307,13 +314,12 @@ def run_engine(run: EngineRun, answers: Answers) -> tuple[RunFacts, dict[str, np
         stack.enter_context(envs.variables_set(run.variables))
         driver = EngineDriver(run, answers)
         stack.callback(driver.close)
-        counters = {path: stack.enter_context(_load(path)()) for path in run.faults}
+        faults = {path: stack.enter_context(_load(path)()) for path in run.faults}
         started_s = time.monotonic()
         for action in run.actions:
             driver.act(action)
         run_s = time.monotonic() - started_s
-        calls = {path: counter.calls for path, counter in counters.items()}
-        return driver.facts(started_s - begin_s, run_s, calls), driver.arrays(run.name)
+        return driver.facts(started_s - begin_s, run_s, faults), driver.arrays(run.name)
 
 
 def main(plan: Path, out: Path) -> None:

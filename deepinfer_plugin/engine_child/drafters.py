@@ -1,7 +1,7 @@
 """Injected drafters and verification lengths: drafts that are always right, always wrong, impossible, or made of NaN.
 
 The drafters stand in the place of ``propose`` of the engine's own speculator, so everything behind it is the engine's.
-``right`` and ``partly`` know the answers that earlier engines of the same plan gave.
+``right``, ``partly`` and ``systematic`` know the answers that earlier engines of the same plan gave.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
     from deepinfer_plugin.speculative.record import DraftRecord
 
-DRAFTERS = ("right", "wrong", "partly", "nan", "outside", "random")
+DRAFTERS = ("right", "wrong", "partly", "systematic", "nan", "outside", "random")
 LENGTHS = ("random", "none", "confidence")
+PERIOD = 32  # positions after which ``systematic`` counts anew: a page of tests, and a multiple of 2 and 8
 _STEP_S, _ROW_S = 20.0, 1.0  # time of a step of one row, and what another one adds
 _SHIFT = 7  # of a wrong draft against the right one, in ids
 
@@ -53,6 +54,7 @@ class InjectedDrafter:
         self._kind, self._states, self._count, self._vocab = kind, req_states, num_drafts, vocab_size
         self._answers = answers
         self._random = np.random.default_rng(0)
+        self._num_tried = np.zeros((PERIOD, num_drafts + 1), dtype=np.int64)  # by position and right drafts
         self._device = req_states.all_token_ids.gpu.device
         self.record: DraftRecord | None = None  # where confidences are kept
         self.draft_token_confidence_probs = torch.ones(req_states.max_num_reqs, num_drafts, device=self._device)
@@ -91,8 +93,19 @@ class InjectedDrafter:
         right = self._answers.after(self._states.all_token_ids.gpu[slot, :length].tolist(), self._count)
         if self._kind == "right":
             return right
-        num_right = 0 if self._kind == "wrong" else _drawn(self._states.all_token_ids.gpu[slot, :length], self._count)
+        num_right = 0
+        if self._kind == "partly":
+            num_right = _drawn(self._states.all_token_ids.gpu[slot, :length], self._count)
+        elif self._kind == "systematic":
+            num_right = self._rarest(length)
         return right[:num_right] + [(token + _SHIFT) % self._vocab for token in right[num_right:]]
+
+    def _rarest(self, length: int) -> int:
+        """The number of right drafts that was tried least where a request has as many tokens, modulo ``PERIOD``."""
+        tried = self._num_tried[length % PERIOD]
+        chosen = int(tried.argmin())
+        tried[chosen] += 1
+        return chosen
 
 
 def _drawn(tokens: torch.Tensor, largest: int) -> int:

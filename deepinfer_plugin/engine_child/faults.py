@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -18,9 +18,10 @@ import torch
 
 @dataclass(slots=True)
 class Calls:
-    """How often the changed code ran."""
+    """How often the changed code ran; an observer also says what it saw, numbers by name."""
 
     calls: int = 0
+    seen: dict[str, int] = field(default_factory=dict)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 from deepinfer_plugin.errors import InputError
 from deepinfer_plugin.settings import Arithmetic
 
-KNOW_ANSWERS = ("right", "partly", "wrong")  # drafters that follow the answers of earlier engines of their process
+KNOW_ANSWERS = ("right", "partly", "systematic", "wrong")  # drafters that follow answers of engines before them
 FACTS_KEY = "facts"  # of the metadata of the results file: RunFacts by engine, as JSON
 
 
@@ -84,8 +84,9 @@ class OutputFacts:
 class RequestFacts:
     """What happened to a request.
 
-    ``chunks`` lists, per completion, how many tokens of it each engine step computed; ``error`` is the text with which
-    vLLM refused it. ``num_cached_tokens`` counts the hit of its first scheduling only, as vLLM reports it.
+    ``chunks`` lists, per completion, how many tokens of it each engine step computed, and ``produced`` how many output
+    tokens each step that brought any did; ``error`` is the text with which vLLM refused it. ``num_cached_tokens`` is
+    the hit of its first scheduling only, as vLLM reports it.
     ``draft_facts`` are those of its answer, None where it did not ask for them.
     """
 
@@ -94,6 +95,7 @@ class RequestFacts:
     num_preemptions: int = 0
     chunks: tuple[tuple[int, ...], ...] = ()
     draft_facts: tuple[Mapping[str, Any], ...] | None = None
+    produced: tuple[tuple[int, ...], ...] = ()
     finished: bool = False
     error: str | None = None
 
@@ -103,9 +105,9 @@ class RunFacts:
     """What happened in an engine. ``steps`` lists per engine step the tokens computed for each request.
 
     ``kv_usage`` is the share of cache blocks still held at the end, 0 unless requests are left. ``fault_calls`` counts
-    per planted fault how often its changed code ran. ``replay`` are the counts of ``replay.counters`` by name,
-    ``drafts`` those of ``speculative.counters``: drafted, verified and accepted by draft position;
-    ``confidence_error`` its sums; ``schedule`` those of ``speculative.schedule``.
+    per planted fault how often its changed code ran; ``observed`` holds what observers among them saw. ``replay`` are
+    the counts of ``replay.counters`` by name, ``drafts`` those of ``speculative.counters``: drafted, verified and
+    accepted by draft position, ``confidence_error`` its sums, ``schedule`` those of ``speculative.schedule``.
     """
 
     steps: tuple[Mapping[str, int], ...] = ()
@@ -114,6 +116,7 @@ class RunFacts:
     num_unfinished: int = 0
     kv_usage: float = 0.0
     fault_calls: Mapping[str, int] = field(default_factory=dict)
+    observed: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     requests: Mapping[str, RequestFacts] = field(default_factory=dict)
     replay: Mapping[str, int] = field(default_factory=dict)
     drafts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -158,6 +161,7 @@ def facts_from_json(value: Mapping[str, Any]) -> RunFacts:
                 "outputs": tuple(OutputFacts(**output) for output in facts["outputs"]),
                 "chunks": tuple(tuple(sizes) for sizes in facts["chunks"]),
                 "draft_facts": None if facts["draft_facts"] is None else tuple(facts["draft_facts"]),
+                "produced": tuple(tuple(counts) for counts in facts["produced"]),
             }
         )
         for name, facts in value["requests"].items()

@@ -39,8 +39,17 @@ def test_a_plan_survives_the_way_through_json() -> None:
 
 def test_facts_survive_the_way_through_json() -> None:
     output = OutputFacts(text="x", finish_reason="stop", stop_reason=7)
-    request = RequestFacts(outputs=(output,), num_cached_tokens=32, num_preemptions=1, chunks=((3, 1),), finished=True)
-    facts = RunFacts(steps=({"a": 3}, {"a": 1}), start_s=1.5, kv_usage=0.25, requests={"a": request})
+    request = RequestFacts(
+        outputs=(output,),
+        num_cached_tokens=32,
+        num_preemptions=1,
+        chunks=((3, 1),),
+        produced=((1, 1),),
+        finished=True,
+    )
+    facts = RunFacts(
+        steps=({"a": 3}, {"a": 1}), start_s=1.5, kv_usage=0.25, observed={"f": {"x": 4}}, requests={"a": request}
+    )
     assert facts_from_json(json.loads(json.dumps(asdict(facts)))) == facts
 
 

@@ -10,7 +10,7 @@ import signal
 import sys
 from typing import NoReturn
 
-from deepinfer_determinism import certificate, certify, locate, replay, report, run_command
+from deepinfer_determinism import certificate, certify, draft_matrix_command, locate, replay, report, run_command
 from deepinfer_kernels.errors import DeepInferError
 from deepinfer_plugin import __version__
 
@@ -22,7 +22,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"deepinfer-plugin {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (run_command, certify, locate, replay, certificate, report):
+    for command in (run_command, draft_matrix_command, certify, locate, replay, certificate, report):
         command.add_parser(commands)
     parsed = parser.parse_args(arguments)
     try:

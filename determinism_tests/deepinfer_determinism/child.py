@@ -50,11 +50,12 @@ def run_schedule(schedule: Schedule, out: Path, answers: Answers) -> None:
     from safetensors.numpy import save_file
 
     from deepinfer_plugin.engine_child.child import EngineDriver
+    from deepinfer_plugin.engine_child.faults import Calls
 
     run = schedule.run
     envs.set_variable("DEEPINFER_ARITHMETIC", run.arithmetic.value)
     begin_s, begin_cpu_s = time.monotonic(), time.process_time()
-    calls: dict[str, int] = defaultdict(int)
+    calls: dict[str, Calls] = defaultdict(Calls)
     with ExitStack() as stack:
         stack.enter_context(envs.variables_set(run.variables))
         reached: dict[str, list[int]] = stack.enter_context(_observed()) if schedule.observe else {}
@@ -68,10 +69,9 @@ def run_schedule(schedule: Schedule, out: Path, answers: Answers) -> None:
                 for number in numbers:
                     driver.act(run.actions[number])
                 for path, counter in counters.items():
-                    calls[path] += counter.calls
-        for path, counter in whole_run.items():
-            calls[path] += counter.calls
-        facts = driver.facts(started_s - begin_s, time.monotonic() - started_s, dict(calls))
+                    calls[path].calls += counter.calls
+                    calls[path].seen.update(counter.seen)
+        facts = driver.facts(started_s - begin_s, time.monotonic() - started_s, {**calls, **whole_run})
         arrays = driver.arrays(run.name)
         engine = _engine_facts(driver)
     metadata = {

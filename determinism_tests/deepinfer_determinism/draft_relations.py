@@ -28,12 +28,10 @@ GRAMMARS: tuple[Mapping[str, Any], ...] = (
 )
 QUICK: Sequence[tuple[int, str | None, str | None, tuple[str, ...]]] = (
     (5, "partly", None, ("arrival",)),
-    (5, "partly", RAGGED, ("chunks",)),
-    (3, "partly", None, ("cache hit",)),
     (5, "right", RAGGED, ("preemption",)),
     (1, "partly", None, ("structured output",)),
 )
-"""Drafts a step, drafter, lengths of verification, None for all, and relations."""
+"""Drafts a step, drafter, lengths of verification, None for all, and relations; chunks and hits: draft_matrix.py."""
 
 
 def draft_configurations(first: Setting, workload: Workload, depth: str) -> list[Configuration]:

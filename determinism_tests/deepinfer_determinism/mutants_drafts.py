@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -155,20 +157,35 @@ def pair_state_keeps_a_rejected_draft() -> AbstractContextManager[Calls]:
 
 def window_keeps_a_rejected_draft() -> AbstractContextManager[Calls]:
     """The window record of a position that was written in the last step is not written again."""
+    return _kept_once_written("deepinfer_plugin.model.attention")
 
-    def change(original: Function, calls: Calls) -> Function:
-        last: dict[int, set[int]] = {}
 
-        def store(cache: torch.Tensor, slots: torch.Tensor, *args: Any) -> Any:
-            written = last.get(cache.data_ptr(), set())
-            again = torch.tensor([slot in written for slot in slots.tolist()], dtype=torch.bool)
-            calls.calls += int(again.sum())
-            last[cache.data_ptr()] = {slot for slot in slots.tolist() if slot >= 0}
-            return original(cache, slots.masked_fill(again, -1), *args)
+def entries_keep_a_rejected_draft() -> AbstractContextManager[Calls]:
+    """The compressed entry of a position that was written in the last step is not written again (draft_rollback.py)."""
+    return _kept_once_written("deepinfer_plugin.model.compressor")
 
-        return store
 
-    return changed("deepinfer_kernels.kv_store:store_records", change)
+def index_keys_keep_a_rejected_draft() -> AbstractContextManager[Calls]:
+    """The index key of a position that was written in the last step is not written again (draft_rollback.py)."""
+    return _kept_once_written("deepinfer_plugin.model.indexer")
+
+
+@contextmanager
+def _kept_once_written(module: str) -> Iterator[Calls]:
+    """Slots that were written in the last step keep their record; ``module`` stores records of one kind of cache."""
+    owner, calls = importlib.import_module(module), Calls()
+    original = owner.store_records
+    last: dict[int, set[int]] = {}
+
+    def store(cache: torch.Tensor, slots: torch.Tensor, *args: Any) -> Any:
+        written = last.get(cache.data_ptr(), set())
+        again = torch.tensor([slot in written for slot in slots.tolist()], dtype=torch.bool)
+        calls.calls += int(again.sum())
+        last[cache.data_ptr()] = {slot for slot in slots.tolist() if slot >= 0}
+        return original(cache, slots.masked_fill(again, -1), *args)
+
+    with mock.patch.object(owner, "store_records", store):
+        yield calls
 
 
 _OF = "deepinfer_determinism.mutants_drafts"

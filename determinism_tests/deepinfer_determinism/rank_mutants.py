@@ -13,6 +13,7 @@ import torch
 from vllm.logger import init_logger
 
 from deepinfer_batch_invariant.collectives import Ranks
+from deepinfer_plugin.draft.drafter import DSparkV41DraftModel
 from deepinfer_plugin.model import attention, moe
 from deepinfer_plugin.worker.cpu_worker import DeepInferCpuWorker
 
@@ -83,4 +84,22 @@ class OrderOfArrival(FaultyWorker):
         Ranks.gather = arrived  # type: ignore[method-assign,assignment]
 
 
-FAULTS = (SumCutByRanks, PartialSumsOfExperts, OrderOfArrival)
+class OtherDraftsOnOneRank(FaultyWorker):
+    """The second rank drafts, and so reads, other tokens than the first; for an engine with draft blocks."""
+
+    def plant(self) -> None:
+        """Move every draft of that rank by one id."""
+        original: Function = DSparkV41DraftModel.sample_sequential
+
+        def moved(model: DSparkV41DraftModel, speculator: Any, num_reqs: int, head_hidden: torch.Tensor) -> bool:
+            done = original(model, speculator, num_reqs, head_hidden)
+            if model.parallel.tensor.rank == 1:
+                self.acts()
+                drafts = speculator.draft_tokens[:num_reqs]
+                drafts.copy_((drafts + 1) % model.config.vocab_size)
+            return bool(done)
+
+        DSparkV41DraftModel.sample_sequential = moved  # type: ignore[method-assign]
+
+
+FAULTS = (SumCutByRanks, PartialSumsOfExperts, OrderOfArrival, OtherDraftsOnOneRank)

@@ -13,7 +13,8 @@ from deepinfer_plugin.reference.tiny import write_checkpoint
 from deepinfer_plugin.settings import Arithmetic
 
 MODULE = "deepinfer_determinism.rank_mutants"
-FAULTS = ("SumCutByRanks", "PartialSumsOfExperts", "OrderOfArrival")
+FAULTS = ("SumCutByRanks", "PartialSumsOfExperts", "OrderOfArrival", "OtherDraftsOnOneRank")
+DRAFTS = '--speculative-config={"method": "dspark", "num_speculative_tokens": 5}'
 FLAGS = ("--max-num-seqs=4", "--max-num-batched-tokens=24", "--kv-cache-memory-bytes=33554432")
 # chunks, a prompt whose decoder rows are replayed, and requests that decode beside a prefill
 REQUESTS = (
@@ -42,15 +43,26 @@ def differing_rows(one: RunResult, other: RunResult) -> int:
 def found(depth: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, RunResult], str]:
     """Results by engine, and the log of all of them."""
     if depth != "full":
-        pytest.skip("four engines, three of two processes: part of --depth full")
+        pytest.skip("six engines, five of two processes: part of --depth full")
     folder = tmp_path_factory.mktemp("ranks")
     model = folder / "nano"
     write_checkpoint("nano", 0, model)
-    runs = [engine(name, model, "--tensor-parallel-size=2", f"--worker-cls={MODULE}.{name}") for name in FAULTS]
+    runs = []
+    for name in FAULTS:
+        drafts = (DRAFTS,) if "Drafts" in name else ()
+        runs.append(engine(name, model, "--tensor-parallel-size=2", f"--worker-cls={MODULE}.{name}", *drafts))
+    runs.append(engine("drafts", model, "--tensor-parallel-size=2", DRAFTS))
     # last: vLLM adds its extension to the worker class of an engine in the child's own process, and refuses it then
     # for the faults' classes
     results = run_engines([*runs, engine("one", model)], folder / "runs")
     return results, (folder / "runs" / "child-0" / "child.log").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_two_ranks_with_drafts_have_the_rows_of_one_without(found: tuple[dict[str, RunResult], str]) -> None:
+    results, log = found
+    assert "Worker_TP1" in log, "not exercised: no second rank has run"
+    assert differing_rows(results["one"], results["drafts"]) == 0
 
 
 @pytest.mark.slow
