@@ -26,7 +26,9 @@ class StepClock:
     """Times of the device at three points of a step: its begin, behind its forward pass, behind its drafts."""
 
     def __init__(self, device: torch.device) -> None:
-        self._events = [torch.cuda.Event(enable_timing=True) for _ in range(3)] if device.type == "cuda" else None
+        self._events: list[torch.cuda.Event] | None = None
+        if device.type == "cuda":
+            self._events = [torch.cuda.Event(enable_timing=True) for _ in range(3)]  # type: ignore[no-untyped-call]
         self._times_s = [0.0] * 3
 
     def mark(self, point: int) -> None:

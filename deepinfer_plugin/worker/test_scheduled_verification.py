@@ -146,7 +146,7 @@ def test_the_clock_measures_both_parts_of_a_step(monkeypatch: pytest.MonkeyPatch
     from deepinfer_plugin.worker import scheduled_verification as module
 
     times_s = iter([1.0, 3.0, 7.0])
-    monkeypatch.setattr(module.time, "perf_counter", lambda: next(times_s))
+    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: next(times_s)))
     clock = module.StepClock(torch.device("cpu"))
     for point in range(3):
         clock.mark(point)
