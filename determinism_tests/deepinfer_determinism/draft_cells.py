@@ -10,7 +10,6 @@ from deepinfer_determinism import mechanisms as m
 from deepinfer_determinism.compare import Comparison, Given, compare_request
 from deepinfer_determinism.draft_matrix import (
     CHUNKED,
-    CIRCUMSTANCES,
     FIXED,
     HIT,
     KINDS,
@@ -86,15 +85,17 @@ def compare_matrix(results: Mapping[str, ScheduleResult], depth: str) -> MatrixR
     drafts: dict[str, Mapping[str, Any]] = {}
     for combination in SIZES[depth].combinations:
         result = results[combination.name]
-        cells += _cells(combination, results[PLAIN], result)
+        cells += _cells(combination, results[PLAIN], result, SIZES[depth].circumstances)
         if combination.num_drafts > 0:
             drafts[combination.name] = _drafts(combination, result)
     return MatrixResult(cells=tuple(cells), drafts=drafts)
 
 
-def _cells(combination: Combination, plain: ScheduleResult, result: ScheduleResult) -> Sequence[Cell]:
+def _cells(
+    combination: Combination, plain: ScheduleResult, result: ScheduleResult, circumstances: Sequence[str]
+) -> Sequence[Cell]:
     found = []
-    for circumstance in CIRCUMSTANCES:
+    for circumstance in circumstances:
         for kind in KINDS:
             total, names = Comparison(), []
             for request in compared(result.schedule):

@@ -63,6 +63,7 @@ class Size:
     num_requests: int
     num_outputs: int
     num_blocks: int
+    circumstances: tuple[str, ...]
     combinations: tuple[Combination, ...]
 
 
@@ -73,7 +74,8 @@ SIZES: Mapping[str, Size] = {
     "quick": Size(
         num_requests=2,
         num_outputs=14,
-        num_blocks=48,
+        num_blocks=80,
+        circumstances=(CHUNKED, HIT, STRUCTURED),  # preemption: draft_relations.py and draft_rollback.py
         combinations=(
             Combination(num_drafts=5, schedule=RANDOM),
             Combination(num_drafts=3, schedule=CONFIDENCE),
@@ -83,6 +85,7 @@ SIZES: Mapping[str, Size] = {
         num_requests=4,
         num_outputs=72,
         num_blocks=90,
+        circumstances=CIRCUMSTANCES,
         combinations=(
             Combination(num_drafts=0),
             *_ALL,
@@ -163,14 +166,16 @@ def _actions(workload: Workload, size: Size) -> list[Action]:
     def named(requests: Sequence[Request], circumstance: str) -> tuple[Request, ...]:
         return tuple(renamed(request, circumstance) for request in requests)
 
-    hogs = tuple(workload.neighbour(f"hog{number}", LONGEST - 2 * PAGES[0], 24) for number in range(2))
-    return [
+    # they come first and grow, so that they take the room of those behind them
+    hogs = tuple(workload.neighbour(f"hog{number}", PAGES[0] + 9, LONGEST - 3 * PAGES[0]) for number in range(2))
+    actions = [
         Action(add=named(free, CHUNKED)),
         Action(add=named(free, HIT)),
         Action(add=named(bound, STRUCTURED)),
-        Action(add=hogs, steps=6, reset_prefix_cache=True),
-        Action(add=named(free, PREEMPTED)),
     ]
+    if PREEMPTED in size.circumstances:
+        actions += [Action(add=hogs, steps=3, reset_prefix_cache=True), Action(add=named(free, PREEMPTED))]
+    return actions
 
 
 def _drafts_flag(count: int) -> str:

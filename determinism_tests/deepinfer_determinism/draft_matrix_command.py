@@ -11,7 +11,7 @@ from typing import Any
 
 from deepinfer_determinism import choices
 from deepinfer_determinism.draft_cells import MatrixResult, compare_matrix
-from deepinfer_determinism.draft_matrix import CIRCUMSTANCES, KINDS, SIZES, matrix_schedules
+from deepinfer_determinism.draft_matrix import KINDS, SIZES, matrix_schedules
 from deepinfer_determinism.engine import Children, ScheduleResult
 from deepinfer_determinism.harness import NUM_CHILDREN
 from deepinfer_determinism.workload import Sizes, Workload
@@ -60,7 +60,7 @@ def run_matrix(depth: str, workload_seed: int) -> dict[str, ScheduleResult]:
 
 def _table(result: MatrixResult, depth: str) -> list[str]:
     """A line a combination: rows and differences of its cells."""
-    columns = [f"{circumstance} {kind}" for circumstance in CIRCUMSTANCES for kind in KINDS]
+    columns = [f"{circumstance} {kind}" for circumstance in SIZES[depth].circumstances for kind in KINDS]
     lines = ["rows/differing: " + ", ".join(columns)]
     for combination in SIZES[depth].combinations:
         cells = [f"{cell.rows}/{cell.differences}" for cell in result.cells if cell.combination == combination]

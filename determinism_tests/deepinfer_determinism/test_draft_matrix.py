@@ -8,10 +8,10 @@ import pytest
 
 from deepinfer_determinism import mechanisms as m
 from deepinfer_determinism.draft_cells import Cell, MatrixResult, compare_matrix
-from deepinfer_determinism.draft_matrix import HIT, LENGTHS, SAMPLED, SIZES, Combination
+from deepinfer_determinism.draft_matrix import HIT, KINDS, LENGTHS, SAMPLED, SIZES, Combination
 from deepinfer_determinism.draft_matrix_command import run_matrix
 
-LEAST_ROWS = {"quick": 400, "full": 20_000}
+LEAST_ROWS = {"quick": 300, "full": 20_000}
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,8 @@ def test_no_bit_differs_and_every_cell_was_exercised(matrix: MatrixResult) -> No
 
 def test_enough_tokens_were_compared(matrix: MatrixResult, depth: str) -> None:
     assert matrix.rows >= LEAST_ROWS[depth]
-    assert len(matrix.cells) == 8 * len(SIZES[depth].combinations)
+    size = SIZES[depth]
+    assert len(matrix.cells) == len(KINDS) * len(size.circumstances) * len(size.combinations)
 
 
 def test_the_full_matrix_has_every_number_of_drafts_under_every_schedule() -> None:

@@ -77,7 +77,7 @@ def test_prompts_hit_pages_that_drafts_have_filled(workload: Workload, results: 
 
 def test_requests_were_preempted_between_drafts(results: Results) -> None:
     requests = results[rollback.PREEMPTED].requests
-    assert sum(request.facts.num_preemptions > 0 for request in requests.values()) >= 3
+    assert sum(request.facts.num_preemptions > 0 for request in requests.values()) >= 2
     assert sum(results[rollback.PREEMPTED].facts.drafts["accepted"]) > 100
 
 
