@@ -150,7 +150,17 @@ class DeepInferSampler(Sampler):
         top_p = states.top_p.gpu[expanded_idx_mapping]
         if skip_top_k_top_p:
             top_k, top_p = torch.zeros_like(top_k), torch.ones_like(top_p)
+        if not self._restricts(idx_mapping_np, skip_top_k_top_p):
+            return processed
         return restrict_logits(processed, top_k, top_p, states.min_p.gpu[expanded_idx_mapping])
+
+    def _restricts(self, idx_mapping_np: np.ndarray[Any, Any], skip_top_k_top_p: bool) -> bool:
+        """Whether a request of the step has min-p, top-k or top-p; a row without any keeps every bit."""
+        states = self.sampling_states
+        has_min_p = bool((states.min_p.np[idx_mapping_np] > 0.0).any())
+        has_top_k = bool((states.top_k.np[idx_mapping_np] < states.vocab_size).any())
+        has_top_p = bool((states.top_p.np[idx_mapping_np] < 1.0).any())
+        return has_min_p or (not skip_top_k_top_p and (has_top_k or has_top_p))
 
     def sample(
         self,

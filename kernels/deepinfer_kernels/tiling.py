@@ -37,11 +37,18 @@ SAMPLING_TOKENS = 1024
 # Tokens of a group of the list of best tokens: 2020 groups of the released vocabulary, of which the second kernel sorts
 # one token each, then the tokens of as many groups as tokens are listed.
 TOP_TOKENS_GROUP = 64
+# (tokens asked for up to, (tokens that the second kernel ranks, its warps)). The order of tokens is total, so none
+# changes an answer; few entries, so few compilations. The reference makes longer lists.
+TOP_TOKENS_LISTS = ((32, (32, 8)), (128, (128, 16)))
 # Entries that one program of the restriction holds at once, 8 of a thread. A lane counts to 2^20 / 4096 at most.
 RESTRICT_BLOCK = 4096
 # Entries of one program of its passes over a row: 64 programs for one row of the released vocabulary. And how many of
 # them are compared with 32 keys at once: 32 counts and 32 weights of a thread.
 RESTRICT_CHUNK = 2048
+# Up to so many rows many programs share a row; more rows take a program each, which reads the row again for every step
+# of its search but compares with 3 keys at a time, not 32. Seen on an H200 with top-p: 1 row 49 us against 303, 16 rows
+# 143 against 313, 64 rows 461 against 326.
+RESTRICT_FEW_ROWS = 32
 RESTRICT_COLUMNS = 128
 
 # --- Triton kernels of attention, index and the elementwise family -------------------------------------------------

@@ -58,14 +58,15 @@ def _halved(lanes: torch.Tensor) -> torch.Tensor:
     return lanes
 
 
-def test_the_sum_has_the_order_of_the_contract(device: str) -> None:
-    logits = _logits(2, 2 * LOGSUM_CHUNK + 5, device)
+def test_the_sum_has_the_order_of_the_contract() -> None:
+    # On the CPU: Triton's exp and log are not those of PyTorch on a GPU, so only the order there is that of this test.
+    logits = _logits(2, 2 * LOGSUM_CHUNK + 5, "cpu")
     largest = logits.amax(dim=1, keepdim=True)
-    sums = torch.zeros(2, 4, device=device)  # three chunks, and a zero
+    sums = torch.zeros(2, 4)  # three chunks, and a zero
     for index, chunk in enumerate(logits.split(LOGSUM_CHUNK, dim=1)):
         of_chunk = chunk.amax(dim=1, keepdim=True)
         weights = torch.exp(chunk - of_chunk)
-        lanes = torch.zeros(2, LOGSUM_BLOCK, device=device)
+        lanes = torch.zeros(2, LOGSUM_BLOCK)
         for column in range(chunk.shape[1]):
             lanes[:, column % LOGSUM_BLOCK] += weights[:, column]
         sums[:, index] = _halved(lanes)[:, 0] * torch.exp(of_chunk - largest)[:, 0]

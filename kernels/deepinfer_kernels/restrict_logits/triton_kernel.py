@@ -1,4 +1,4 @@
-"""The restriction as four Triton kernels: many programs of a row find a narrow place of its cut, one of them the cut.
+"""The restriction of few rows as four Triton kernels: many programs of a row narrow its cut down, one of them finds it.
 
 1. Every chunk of a row: largest and least key, and the number of entries above -inf.
 2. Every chunk: how many entries, of which weight, lie above each of 32 keys. The program of a row that ends last adds
@@ -16,6 +16,7 @@ import triton.language as tl
 
 from deepinfer_kernels import tiling
 from deepinfer_kernels.launching import sampler_rows
+from deepinfer_kernels.restrict_logits.rows_kernel import restrict_rows_triton
 from deepinfer_kernels.restrict_logits.triton_search import limit_of, measure, ratio_to_largest, search, weight_of
 from deepinfer_kernels.triton_elementary import ordered_key, value_of_key
 
@@ -343,7 +344,7 @@ def _write_kernel(
     tl.store(out_ptr + row * vocab_size + v, logit, mask=v < vocab_size)
 
 
-def restrict_logits_triton(
+def restrict_few_rows_triton(
     logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor
 ) -> torch.Tensor:
     """Launch the kernels on arguments ``restrict_logits`` has checked."""
@@ -371,3 +372,11 @@ def restrict_logits_triton(
     )
     _write_kernel[grid](rows.logits, work, out, *sizes, **constants, num_warps=warps)
     return out
+
+
+def restrict_logits_triton(
+    logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor
+) -> torch.Tensor:
+    """Launch the kernels for the number of rows, on arguments ``restrict_logits`` has checked."""
+    restrict = restrict_few_rows_triton if logits.shape[0] <= tiling.RESTRICT_FEW_ROWS else restrict_rows_triton
+    return restrict(logits, top_k, top_p, min_p)

@@ -6,8 +6,8 @@ from deepinfer_kernels import checks
 from deepinfer_kernels.dispatch import use_triton
 from deepinfer_kernels.errors import ShapeError
 from deepinfer_kernels.sample_tokens.reference import sample_tokens_reference, top_tokens_reference
+from deepinfer_kernels.sample_tokens.top_tokens_kernel import top_tokens_triton
 from deepinfer_kernels.sample_tokens.triton_kernel import sample_tokens_triton
-from deepinfer_kernels.sample_tokens.triton_top_tokens import top_tokens_triton
 
 __all__ = ["sample_tokens", "top_tokens"]
 

@@ -15,13 +15,14 @@ from deepinfer_kernels.sampling_noise import reference as noise_reference
 from deepinfer_kernels.sum_smaller_probs import sum_smaller_probs
 from deepinfer_kernels.sum_smaller_probs.reference import sum_smaller_probs_reference
 from deepinfer_kernels.testing import assert_bitwise_equal
+from deepinfer_kernels.tiling import RESTRICT_FEW_ROWS
 
 pytestmark = NEEDS_GPU
 
 VOCABULARY = 129280
 NUM_ROWS, NUM_COPIES = 128, 4  # 512 rows in the largest batch
 NUM_TOP = 20
-SIZES = (1, 2, 7, 64, 129, 131, 133, 256, 511)
+SIZES = (1, 2, 7, RESTRICT_FEW_ROWS, RESTRICT_FEW_ROWS + 1, 64, 129, 131, 133, 256, 511)
 # On both sides of a call of the generator, of a group of the best tokens, of a chunk of the draw, and of a chunk and a
 # block of the restriction.
 VOCABULARIES = (1, 3, 4, 5, 63, 65, 1023, 1024, 1025, 2048, 2049, 4095, 4096, 4097, 8193, 50000)
@@ -108,6 +109,8 @@ def test_other_vocabularies_have_the_bits_of_the_reference(name: str, vocab_size
     inputs = make(33, vocab_size)
     got = run(*_on_device(inputs))
     assert_bitwise_equal(got.cpu(), reference(*inputs), f"{name} over {vocab_size}")
+    few = run(*(x[:RESTRICT_FEW_ROWS] for x in _on_device(inputs)))
+    assert_bitwise_equal(few, got[:RESTRICT_FEW_ROWS], f"{name} over {vocab_size}, few rows")
     padded = [torch.full((33, vocab_size + 5), torch.nan, device="cuda"), *_on_device(inputs[1:])]
     padded[0][:, 2 : 2 + vocab_size] = inputs[0].cuda()
     strided = run(padded[0][:, 2 : 2 + vocab_size], *padded[1:])
@@ -153,9 +156,10 @@ def test_hard_rows_are_cut_where_the_reference_cuts(shape: str) -> None:
     top_k = torch.tensor([0, 1, 5, 64640, 129279, 0, 0, 0, 50, 5000, 129000, 3])
     top_p = torch.tensor([0.9, 1.0, 1.0, 1.0, 1.0, 0.5, 1e-9, 0.999999, 0.3, 0.7, 0.5, 1.0])
     min_p = torch.tensor([0.0, 0.0, 0.1, 0.0, 0.0, 0.01, 0.0, 1e-30, 0.2, 0.0, 0.0, 1.5])
-    got = restrict_logits(logits.cuda(), top_k.cuda(), top_p.cuda(), min_p.cuda())
     want = restrict_reference.restrict_logits_reference(logits, top_k, top_p, min_p)
-    assert_bitwise_equal(got.cpu(), want, shape)
+    for copies in (1, RESTRICT_FEW_ROWS // num_rows + 1):  # many programs a row, and one
+        got = restrict_logits(*(x.cuda().repeat_interleave(copies, 0) for x in (logits, top_k, top_p, min_p)))
+        assert_bitwise_equal(got.cpu(), want.repeat_interleave(copies, 0), f"{shape}, {copies} copies")
     ids = torch.arange(num_rows) * 1000
     got = sum_smaller_probs(logits.cuda(), ids.cuda())
     assert_bitwise_equal(got.cpu(), sum_smaller_probs_reference(logits, ids), f"sum of {shape}")

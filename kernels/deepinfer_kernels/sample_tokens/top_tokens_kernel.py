@@ -11,12 +11,9 @@ import triton
 import triton.language as tl
 
 from deepinfer_kernels import tiling
-from deepinfer_kernels.launching import last_axis_contiguous
+from deepinfer_kernels.launching import from_table, last_axis_contiguous
 from deepinfer_kernels.sample_tokens.reference import top_tokens_reference
 from deepinfer_kernels.triton_elementary import ordered_key
-
-# (tokens asked for up to, warps of the second kernel): few variants, so few compilations.
-_LISTS = ((32, 8), (128, 16))
 
 
 @triton.jit(do_not_specialize=["vocab_size", "num_groups"])
@@ -96,13 +93,13 @@ def _best_of_rows_kernel(
 def top_tokens_triton(logits: torch.Tensor, num_tokens: int) -> torch.Tensor:
     """Launch the kernels on arguments ``top_tokens`` has checked; a very long list is left to the reference."""
     num_rows, vocab_size = logits.shape
-    if num_tokens > _LISTS[-1][0]:
+    if num_tokens > tiling.TOP_TOKENS_LISTS[-1][0]:
         return top_tokens_reference(logits, num_tokens)
     out = torch.empty((num_rows, num_tokens), dtype=torch.int64, device=logits.device)
     if out.numel() == 0:
         return out
     logits = last_axis_contiguous(logits)
-    listed, num_warps = next(entry for entry in _LISTS if num_tokens <= entry[0])
+    listed, num_warps = from_table(tiling.TOP_TOKENS_LISTS, num_tokens)
     num_groups = triton.cdiv(vocab_size, tiling.TOP_TOKENS_GROUP)
     groups_of_program = tiling.SAMPLING_TOKENS // tiling.TOP_TOKENS_GROUP
     best = torch.empty((num_rows, num_groups), dtype=torch.int32, device=logits.device)
