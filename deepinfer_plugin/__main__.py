@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from deepinfer_kernels.errors import DeepInferError
 from deepinfer_plugin import __version__
-from deepinfer_plugin.cli import bench, demo, offline, score, status, tiny
+from deepinfer_plugin.cli import bench, demo, offline, score, sizing, status, tiny
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -19,7 +19,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"deepinfer-plugin {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (status, tiny, score, offline, demo, bench):
+    for command in (status, tiny, score, offline, demo, bench, sizing):
         command.add_parser(commands)
     parsed = parser.parse_args(arguments)
     try:

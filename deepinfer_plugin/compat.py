@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from deepinfer_plugin.errors import PlatformError
 
 SUPPORTED_VLLM = ">=0.33.0,<0.34"
+SUPPORTED_SERIES = "0.33"
 _OLDEST = (0, 33, 0)
 _TOO_NEW = (0, 34)
 
@@ -74,15 +75,16 @@ PATCHES: tuple[Patch, ...] = (
         removal="vLLM takes a backend of a plugin, or knows trigger token ids",
     ),
     Patch(
-        what="LogprobsProcessor._update_sample_logprobs wrapped: the column of sum_smaller_probs is taken out",
-        why="the sums have to reach the answer; a sampler can hand nothing but log-probabilities to the front end",
+        what="LogprobsProcessor._update_sample_logprobs wrapped: the columns of sum_smaller_probs and draft_facts are "
+        "taken out",
+        why="they have to reach the answer; a sampler can hand nothing but log-probabilities to the front end",
         upstream="vllm/v1/engine/logprobs.py, vLLM 0.33.0; wrapping.py checks the parameters",
         removal="SamplerOutput carries fields of a plugin",
     ),
     Patch(
         what="RequestState.from_new_request and _new_request_output wrapped: our RequestOutput has fields seed, "
-        "replay and sum_smaller_probs",
-        why="the seed, the function that was served and the sums asked for must come back with the answer; "
+        "replay, sum_smaller_probs and draft_facts",
+        why="the seed, the function that was served and what was asked for must come back with the answer; "
         "RequestOutput has no field for a plugin",
         upstream="vllm/v1/engine/output_processor.py, vLLM 0.33.0; wrapping.py checks the parameters",
         removal="RequestOutput carries the sampling parameters, or fields of a plugin",
@@ -119,6 +121,16 @@ def installed_vllm() -> str | None:
         return version("vllm")
     except PackageNotFoundError:
         return None
+
+
+def series(text: str) -> str:
+    """Major and minor number of a version: 0.23.0.post1 -> 0.23."""
+    return ".".join(str(number) for number in _release(text)[:2])
+
+
+def is_of_supported_series(found: str | None) -> bool:
+    """Whether a version, of vLLM or of a package that follows its numbers, belongs to the supported series."""
+    return found is not None and series(found) == SUPPORTED_SERIES
 
 
 def check_vllm_version(found: str | None) -> None:

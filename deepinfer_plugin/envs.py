@@ -156,6 +156,11 @@ def cuda_visible_devices() -> str | None:
     return os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
+def ascend_home() -> str | None:
+    """The text of ASCEND_HOME_PATH, where CANN's own script puts its folder; None where it is not set."""
+    return os.environ.get("ASCEND_HOME_PATH")
+
+
 def allowed_plugins() -> list[str] | None:
     """Entry-point names listed in VLLM_PLUGINS, or None where every plugin is allowed."""
     text = os.environ.get("VLLM_PLUGINS")
@@ -234,6 +239,7 @@ def child_environment(overrides: Mapping[str, str | None] | None = None) -> dict
 
 
 TRITON_CACHE_SWITCH = "TRITON_CACHE_DIR"
+TILELANG_CACHE_SWITCH = "TILELANG_CACHE_DIR"
 
 
 def use_kernel_cache(folder: Path | None) -> None:
@@ -262,6 +268,7 @@ def use_kernel_cache(folder: Path | None) -> None:
             f"{where}, no folder that can be written ({error.strerror}), expected one; name another or unset it"
         ) from None
     os.environ[TRITON_CACHE_SWITCH] = wanted
+    os.environ.setdefault(TILELANG_CACHE_SWITCH, str(folder.absolute() / "tilelang"))
 
 
 def _forget_compiled_triton() -> None:
@@ -305,6 +312,18 @@ def prepare_interpreter_environment() -> None:
     os.environ.setdefault("HUMMING_DISABLE_PARALLEL_BUILD", "1")
     # vLLM wants a NUMA node for every worker to bind its threads to; a worker of ours has one thread.
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+
+
+WORKER_START_SWITCH = "VLLM_WORKER_MULTIPROC_METHOD"
+
+
+@contextmanager
+def worker_start_kept() -> Iterator[None]:
+    """Let the user's choice of how vLLM starts its workers stand, which code in the context writes over."""
+    before = os.environ.get(WORKER_START_SWITCH)
+    yield
+    if before is not None:
+        os.environ[WORKER_START_SWITCH] = before
 
 
 def keep_engine_in_this_process() -> None:
@@ -384,3 +403,17 @@ def enter_batch_invariant_mode(device: str) -> None:
     from deepinfer_batch_invariant import mode
 
     mode.enter(device, os.environ)
+
+
+def check_batch_invariant_pins(device: str) -> None:
+    """Refuse to go on where a variable of the mode is missing or has another value.
+
+    Args:
+        device: ``cpu`` or ``cuda``.
+
+    Raises:
+        PinError: names the variable.
+    """
+    from deepinfer_batch_invariant import mode
+
+    mode.check_environment(device, os.environ)

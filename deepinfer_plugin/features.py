@@ -47,8 +47,10 @@ ROWS: tuple[Row, ...] = (
     ),
     _row("F11", "structured output", ON, "XGrammar; with our model also so_args, and limits on compiling", VLLM),
     _row("F12", "grammar trigger and bound token ids", ON, "trigger_token_ids and bound_token_id of so_args", REQUEST),
-    _row("F13", "expert parallelism, EPLB", NOT_BUILT, "our model runs on one device"),
-    _row("F14", "attention DP, context parallelism", NOT_BUILT, "our model runs on one device"),
+    _row(
+        "F13", "expert parallelism, EPLB", OFF, "--enable-eplb moves experts between ranks; no bit of an answer changes"
+    ),
+    _row("F14", "attention DP, context parallelism", NOT_BUILT, "--data-parallel-size works; no context parallelism"),
     _row("F15", "Engram placement", ON, "tables stay on the model's device"),
     _row("F16", "packed KV formats", ON, "window MXFP8 528 B, compressed NVFP4 288 B, index MXFP4 68 B"),
     _row("F17", "forced top-k sampling", ON, "force_top_k of a request, else DEEPINFER_SAMPLER_FORCE_TOPK", REQUEST),
@@ -61,7 +63,7 @@ ROWS: tuple[Row, ...] = (
         REQUEST,
     ),
     _row("F20", "golden tokens", ON, "golden_token_ids of a request; score --decode-from", REQUEST),
-    _row("F21", "per-token draft facts", NOT_BUILT, "needs F1"),
+    _row("F21", "draft facts by step", ON, "draft_facts of a request; deepinfer_draft_* on /metrics", REQUEST),
     _row("F22", "engine statistics", ON, "a line per interval of steps and deepinfer_* on /metrics, beside vLLM's own"),
     _row("F23", "on-demand traces", ON, "vLLM's --profiler-config", VLLM),
     _row("F24", "prefill pacing", NOT_BUILT, "vLLM mixes prefill and decode in one step", VLLM),
@@ -76,4 +78,5 @@ ROWS: tuple[Row, ...] = (
     ),
     _row("X1", "images", ON, "image_url of a request; --limit-mm-per-prompt '{\"image\": 0}' drops the tower", VLLM),
     _row("X2", "prefix caching", ON, "what a hit computes again is F7; --no-enable-prefix-caching", VLLM),
+    _row("X3", "kernels of a GPU", ON, "Triton; five operations in TileLang with DEEPINFER_KERNEL_SET=tilelang"),
 )

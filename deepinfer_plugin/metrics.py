@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +21,8 @@ PREFIX = "deepinfer_"
 PUBLISH_EVERY_S = 1.0
 MOE_LB_STEPS = 128  # steps of one interval of the figure, as DeepInfer counts them
 
-Source = Callable[[], Mapping[str, float]]
+Values = float | Mapping[tuple[str, ...], float]  # of a series with labels: one value for each of their values
+Source = Callable[[], Mapping[str, Values]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +32,7 @@ class Metric:
     name: str
     kind: Literal["gauge", "counter"]
     meaning: str
+    labels: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.name.startswith(PREFIX) or (self.kind == "counter") is not self.name.endswith("_total"):
@@ -57,12 +59,13 @@ PROMPT_RATE = _gauge("prompt_tokens_per_second", "prompt tokens computed per sec
 GENERATION_RATE = _gauge("generation_tokens_per_second", "tokens generated per second, over the last interval")
 PREFIX_HITS = _gauge("prefix_hit_ratio", "prompt tokens found in the prefix cache, 0 to 1, over the last interval")
 FIRST_TOKEN = _gauge("first_token_seconds", "mean time to the first token, over the last interval")
-MOE_LB = _gauge("moe_lb_ratio", "tokens of the slowest rank over the mean of the ranks, summed over 128 steps; 1: even")
 INFO = _gauge("info", "always 1; the labels say what serves")
 
 # Of the process that computes; it publishes them.
 ROWS = _counter("forward_rows_total", "rows that passed the model")
 PADDING_ROWS = _counter("padding_rows_total", "rows that passed the model to fill up a CUDA graph")
+MOE_LB = _gauge("moe_lb_ratio", "tokens of the slowest rank over the mean of the ranks, summed over 128 steps; 1: even")
+MOVES = _counter("expert_moves_total", "times that experts were moved between ranks")
 
 METRICS: tuple[Metric, ...] = (
     STEPS,
@@ -75,10 +78,10 @@ METRICS: tuple[Metric, ...] = (
     GENERATION_RATE,
     PREFIX_HITS,
     FIRST_TOKEN,
-    MOE_LB,
     INFO,
 )
 WORKER_METRICS: tuple[Metric, ...] = (ROWS, PADDING_ROWS)
+BALANCE_METRICS: tuple[Metric, ...] = (MOE_LB, MOVES)  # of the first rank that shares experts
 
 
 class MoeBalance:
@@ -118,7 +121,7 @@ class Publisher:
 
         Args:
             metrics: what it returns, by name.
-            source: called at most once a second; its counters never fall.
+            source: called at most once a second; its counters never fall, and a gauge without a value is left out.
 
         Raises:
             SettingError: a name is already registered in this process.
@@ -143,9 +146,10 @@ class Publisher:
         rows: list[dict[str, Any]] = []
         for metrics, source in self.sources:
             values = source()
-            rows += [
-                {"name": m.name, "kind": m.kind, "meaning": m.meaning, "value": float(values[m.name])} for m in metrics
-            ]
+            for metric in metrics:
+                value = values.get(metric.name, {})
+                each: Mapping[tuple[str, ...], float] = value if isinstance(value, Mapping) else {(): value}
+                rows += [{**asdict(metric), "label_values": at, "value": float(each[at])} for at in sorted(each)]
         path = folder / f"{os.getpid()}.json"
         temporary = path.with_suffix(".tmp")
         with contextlib.suppress(OSError):  # the server is gone, and with it the folder
@@ -170,15 +174,31 @@ class PublishedFigures:
         """One family per metric that a process has published."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        found: dict[str, tuple[Metric, float]] = {}
+        found: dict[str, tuple[Metric, dict[tuple[str, ...], float]]] = {}
         for path in sorted(self._folder.glob("*.json"), key=_changed_ns):
             for row in _read_rows(path):
-                metric = Metric(name=row["name"], kind=row["kind"], meaning=row["meaning"])
-                before = found[metric.name][1] if metric.kind == "counter" and metric.name in found else 0.0
-                found[metric.name] = (metric, before + row["value"])
-        for name, (metric, value) in sorted(found.items()):
-            family = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-            yield family(name, metric.meaning, value=value)
+                metric = Metric(name=row["name"], kind=row["kind"], meaning=row["meaning"], labels=tuple(row["labels"]))
+                _, values = found.setdefault(metric.name, (metric, {}))
+                at = tuple(row["label_values"])
+                values[at] = row["value"] + (values.get(at, 0.0) if metric.kind == "counter" else 0.0)
+        for name, (metric, values) in sorted(found.items()):
+            kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+            family = kind(name, metric.meaning, labels=metric.labels)
+            for at, value in sorted(values.items()):
+                family.add_metric(at, value)
+            yield family
+
+
+def published(folder: Path | None, metric: Metric) -> float | None:
+    """The latest value of a gauge that a process has published; None: there is none yet.
+
+    Args:
+        folder: from DEEPINFER_METRICS_DIR; None: nobody publishes.
+        metric: the gauge.
+    """
+    paths = sorted(folder.glob("*.json"), key=_changed_ns) if folder is not None else []
+    values = [row["value"] for path in paths for row in _read_rows(path) if row["name"] == metric.name]
+    return float(values[-1]) if values else None
 
 
 def _changed_ns(path: Path) -> int:

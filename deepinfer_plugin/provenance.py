@@ -9,7 +9,7 @@ from deepinfer_plugin import __version__, compat
 from deepinfer_plugin.platforms.capabilities import Capabilities
 from deepinfer_plugin.settings import Settings
 
-PACKAGES = ("vllm", "torch", "triton", "transformers", "tokenizers", "safetensors", "xgrammar", "numpy")
+PACKAGES = ("vllm", "torch", "triton", "tilelang", "transformers", "tokenizers", "safetensors", "xgrammar", "numpy")
 
 
 def versions() -> dict[str, str]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from deepinfer_plugin import compat, envs, translate, variables
 from deepinfer_plugin.errors import PlatformError
+from deepinfer_plugin.platforms.capabilities import check_kernel_set
 from deepinfer_plugin.platforms.detect import current_decision
 from deepinfer_plugin.settings import Accelerator, Settings
 
@@ -35,19 +36,23 @@ def register_all() -> None:
     settings = Settings.from_envs()
     if settings.disable:
         return
-    compat.check_vllm_version(compat.installed_vllm())
+    _check_target_device(envs.vllm_target_device())
+    decision = current_decision()
+    assert decision is not None, "the plugin is not disabled"
+    if decision.model_refusal is None:
+        compat.check_vllm_version(compat.installed_vllm())
     from vllm.logger import init_logger
 
     logger = init_logger(LOGGER_NAME)
     is_first_process = multiprocessing.parent_process() is None
     if is_first_process:
-        for warning in envs.warnings():
+        for warning in (*envs.warnings(), *(decision.warnings if settings.batch_invariant else ())):
             logger.warning(warning)
     translate.check_together(settings)
-    _check_target_device(envs.vllm_target_device())
-    decision = current_decision()
-    if decision is None:
+    if decision.model_refusal is not None:
+        _refuse_model(decision.model_refusal, settings)
         return
+    check_kernel_set(settings, decision)
     translate.install()
     if not settings.batch_invariant:
         if is_first_process and decision.accelerator is Accelerator.CPU:
@@ -106,6 +111,30 @@ class _Checks:
         from deepinfer_plugin.model.checks import DeepseekV41Checks
 
         DeepseekV41Checks.verify_and_update_config(vllm_config)
+
+
+def _refuse_model(reason: str, settings: Settings) -> None:
+    """Let other models pass and refuse our architecture, unless the user has left it to vLLM.
+
+    A vLLM of another series, as vllm-ascend may need it, does not know the architecture and is left as it is.
+    """
+    if not settings.batch_invariant or not compat.is_of_supported_series(compat.installed_vllm()):
+        return
+    from vllm.model_executor.models.config import MODELS_CONFIG_MAP
+
+    MODELS_CONFIG_MAP[ARCHITECTURE] = refusing_checks(reason)
+
+
+def refusing_checks(reason: str) -> type[_Checks]:
+    """vLLM's per-architecture hook that ends the start with one reason."""
+
+    class Refused(_Checks):
+        @staticmethod
+        def verify_and_update_model_config(model_config: ModelConfig) -> None:
+            del model_config
+            raise PlatformError(reason)
+
+    return Refused
 
 
 def _register_checks() -> None:

@@ -13,7 +13,7 @@ from vllm.logger import init_logger
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from deepinfer_plugin import __version__, answer_provenance, envs, metrics, variables
-from deepinfer_plugin.metrics import METRICS, MoeBalance
+from deepinfer_plugin.metrics import METRICS
 from deepinfer_plugin.settings import Settings
 from deepinfer_plugin.translate import MODEL_TYPE
 
@@ -67,7 +67,6 @@ class DeepInferStatLogger(StatLoggerBase):
         self._engine = str(engine_index)
         self._line_steps = settings[variables.LOGGING_INTERVAL_STEP]
         self._interval = _Interval(begin_s=time.monotonic())
-        self._balance = MoeBalance()
         if not self._is_on:
             return
         for metric in METRICS:
@@ -96,9 +95,6 @@ class DeepInferStatLogger(StatLoggerBase):
             interval.first_tokens_s += iteration_stats.time_to_first_tokens_iter
             if iteration_stats.num_preempted_reqs:
                 self._of(metrics.PREEMPTIONS).inc(iteration_stats.num_preempted_reqs)
-            tokens = iteration_stats.prompt_token_stats.computed + iteration_stats.num_generation_tokens
-            if tokens:
-                self._balance.add_step([[tokens]])  # one rank holds every expert
         if scheduler_stats is None:
             return
         interval.steps += 1
@@ -128,11 +124,12 @@ class DeepInferStatLogger(StatLoggerBase):
             values[metrics.PREFIX_HITS] = interval.hits / interval.queries
         if interval.first_tokens_s:
             values[metrics.FIRST_TOKEN] = sum(interval.first_tokens_s) / len(interval.first_tokens_s)
-        if self._balance.ratio is not None:
-            values[metrics.MOE_LB] = self._balance.ratio
         for metric, value in values.items():
             self._of(metric).set(value)
         if self._line_steps:
+            balance = metrics.published(envs.metrics_folder(), metrics.MOE_LB)  # computed and served by a worker
+            if balance is not None:
+                values[metrics.MOE_LB] = balance
             parts = [f"{metric.name.removeprefix(metrics.PREFIX)} {value:.4g}" for metric, value in values.items()]
             logger.info(
                 "DeepInfer engine %s: %d steps, running %d, waiting %d, preempted %d, kv_use_ratio %.3f, %s",

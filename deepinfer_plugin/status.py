@@ -9,7 +9,7 @@ from typing import Any
 from deepinfer_plugin import compat, envs, provenance
 from deepinfer_plugin.errors import PlatformError, SettingError
 from deepinfer_plugin.features import NOT_BUILT, OFF, ON, ROWS, VLLM, Row, State
-from deepinfer_plugin.platforms.capabilities import Capabilities
+from deepinfer_plugin.platforms.capabilities import Capabilities, check_kernel_set
 from deepinfer_plugin.platforms.detect import Decision, current_decision
 from deepinfer_plugin.replay.status_rows import cost_lines, with_replay
 from deepinfer_plugin.settings import Accelerator, Settings
@@ -66,10 +66,11 @@ class Status:
         if decision is None:
             reason = "DEEPINFER_DISABLE=1" if settings.disable else "the machine is refused, see the problems"
             decision = Decision(accelerator=Accelerator.CPU, platform=None, why=reason)
-        is_active = not settings.disable and not problems
+        is_active = not settings.disable and not problems and decision.model_refusal is None
         translated: list[Translated] = []
         if not settings.disable:
             try:
+                check_kernel_set(settings, decision)
                 translated = translate(settings, flags or Flags())
             except SettingError as error:
                 problems.append(str(error))
@@ -78,7 +79,7 @@ class Status:
             settings=settings.to_json(),
             decision=decision.why,
             problems=tuple(problems),
-            warnings=tuple(envs.warnings()),
+            warnings=(*envs.warnings(), *decision.warnings),
             features=features(settings, is_active=is_active, translated=translated),
         )
 

@@ -10,12 +10,24 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from deepinfer_plugin import answer_provenance, envs, metrics
 from deepinfer_plugin.errors import SettingError
-from deepinfer_plugin.metrics import METRICS, WORKER_METRICS, Metric, MoeBalance, PublishedFigures, Publisher
+from deepinfer_plugin.metrics import (
+    BALANCE_METRICS,
+    METRICS,
+    WORKER_METRICS,
+    Metric,
+    MoeBalance,
+    PublishedFigures,
+    Publisher,
+)
 from deepinfer_plugin.replay import counters, series
+from deepinfer_plugin.speculative import series as draft_series
+from deepinfer_plugin.speculative.counters import Verification
 
 HITS = Metric(name="deepinfer_x_hits_total", kind="counter", meaning="hits")
 SIZE = Metric(name="deepinfer_x_size_bytes", kind="gauge", meaning="size")
@@ -89,6 +101,79 @@ def test_figures_of_several_processes_meet_at_the_server(tmp_path: Path, monkeyp
     assert found["deepinfer_x_hits"].samples[0].value == 30
     assert found["deepinfer_x_size_bytes"].samples[0].value in (1, 2)
     assert publishers[0].publish(tmp_path / "gone", now_s=100.0)  # nobody reads any more: not an error
+    assert metrics.published(tmp_path, SIZE) in (1, 2)
+    assert metrics.published(None, SIZE) is None
+
+
+def test_a_gauge_without_a_figure_yet_is_left_out(tmp_path: Path) -> None:
+    publisher, figures = Publisher(), {HITS.name: 1.0}
+    publisher.register([HITS, SIZE], lambda: figures)
+    assert publisher.publish(tmp_path, now_s=5.0)
+    assert metrics.published(tmp_path, SIZE) is None
+    figures[SIZE.name] = 4.0
+    assert publisher.publish(tmp_path, now_s=6.0)
+    assert metrics.published(tmp_path, SIZE) == 4.0
+
+
+def _drafts(counts: Verification, *steps: tuple[int, int, float]) -> None:
+    """Steps of one request: drafts verified of two, accepted, and the confidence of each."""
+    for verified, accepted, confidence in steps:
+        counts.add_drafted(np.array([2]), 2)
+        starts = torch.tensor([0, verified + 1], dtype=torch.int32)
+        said = torch.full((1, 2), confidence)
+        counts.add_step(starts, torch.tensor([accepted + 1], dtype=torch.int32), 2, said)
+
+
+def test_acceptance_divides_by_verified_drafts_per_position_and_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts, publisher = [Verification(), Verification()], Publisher()
+    sources = [draft_series.DraftSeries(str(engine), own) for engine, own in enumerate(counts)]
+    _drafts(counts[0], (2, 2, 1.0), (2, 1, 1.0), (1, 1, 0.75), (1, 0, 0.75), (0, 0, 0.5))
+    _drafts(counts[1], (2, 0, 0.25))
+    for engine, source in enumerate(sources):
+        monkeypatch.setattr("os.getpid", lambda engine=engine: engine)
+        publisher.sources = []
+        publisher.register(draft_series.SERIES, source.figures)
+        assert publisher.publish(tmp_path, now_s=5.0 + engine)
+    found = _samples(tmp_path)
+    assert {at: found["deepinfer_drafts_drafted_total", *at] for at in (("0", "0"), ("0", "1"))} == {
+        ("0", "0"): 5,
+        ("0", "1"): 5,
+    }
+    assert found["deepinfer_drafts_verified_total", "0", "1"] == 2
+    assert found["deepinfer_draft_acceptance_ratio", "0", "0"] == 3 / 4
+    assert found["deepinfer_draft_acceptance_ratio", "0", "1"] == 1 / 2
+    assert found["deepinfer_draft_verified_length_tokens", "0"] == 1 + 6 / 5
+    assert found["deepinfer_draft_accepted_length_tokens", "0"] == 1 + 4 / 5
+    assert found["deepinfer_draft_confidence_error_ratio", "0", "0"] == (0 + 0 + 0.25 + 0.75) / 4
+    assert found["deepinfer_draft_confidence_error_ratio", "0", "1"] == (0 + 1.0) / 2
+    assert found["deepinfer_draft_acceptance_ratio", "1", "0"] == 0
+    assert found["deepinfer_draft_confidence_error_ratio", "1", "0"] == 0.25
+    assert ("deepinfer_draft_confidence_error_ratio", "1", "1") not in found, "the draft before it does not stand"
+
+
+def test_gauges_of_drafts_are_those_of_the_interval_and_stay_while_nothing_happens(tmp_path: Path) -> None:
+    counts, publisher = Verification(), Publisher()
+    publisher.register(draft_series.SERIES, draft_series.DraftSeries("0", counts).figures)
+    publisher.publish(tmp_path, now_s=1.0)
+    assert _samples(tmp_path) == {("deepinfer_draft_steps_total", "0"): 0}
+    for now_s, accepted in ((2.0, 0), (3.0, 2)):
+        _drafts(counts, (2, accepted, 0.5))
+        publisher.publish(tmp_path, now_s=now_s)
+        publisher.publish(tmp_path, now_s=now_s + 0.5)
+        publisher.publish(tmp_path, now_s=now_s + 0.9)
+    publisher.publish(tmp_path, now_s=9.0)
+    found = _samples(tmp_path)
+    assert (found["deepinfer_draft_steps_total", "0"], found["deepinfer_drafts_verified_total", "0", "0"]) == (2, 2)
+    assert found["deepinfer_draft_acceptance_ratio", "0", "0"] == 1
+    assert found["deepinfer_draft_accepted_length_tokens", "0"] == 3
+
+
+def _samples(folder: Path) -> dict[tuple[str, ...], float]:
+    """What the server shows, by name and values of the labels."""
+    families = PublishedFigures(folder).collect()
+    return {(s.name, *s.labels.values()): s.value for family in families for s in family.samples}
 
 
 def test_a_folder_is_made_once_and_shared_with_children(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -152,7 +237,7 @@ def config(model_type: str) -> Any:
 
 @pytest.mark.parametrize(("interval", "lines"), [("3", 2), ("0", 0), ("7", 1), ("8", 0)])
 def test_every_interval_of_steps_gives_one_line_and_the_series(
-    registry: Any, monkeypatch: pytest.MonkeyPatch, interval: str, lines: int
+    registry: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, interval: str, lines: int
 ) -> None:
     from deepinfer_plugin import stat_logger
 
@@ -160,6 +245,9 @@ def test_every_interval_of_steps_gives_one_line_and_the_series(
     told = SimpleNamespace(info=lambda text, *values: records.append(text % values))
     monkeypatch.setattr(stat_logger, "logger", told)
     monkeypatch.setenv("DEEPINFER_LOGGING_INTERVAL_STEP", interval)
+    monkeypatch.setenv("DEEPINFER_METRICS_DIR", str(tmp_path))
+    row = {"name": metrics.MOE_LB.name, "kind": "gauge", "meaning": "", "value": 1.25}
+    (tmp_path / "1.json").write_text(json.dumps([row]), encoding="utf-8")
     steps(stat_logger.DeepInferStatLogger(config("deepseek_v41"), 0), 7)
     assert (
         len([line for line in records if line.startswith(f"DeepInfer engine 0: {interval} steps, running 5")]) == lines
@@ -174,6 +262,7 @@ def test_every_interval_of_steps_gives_one_line_and_the_series(
         assert ratio == pytest.approx(1.5)
         assert "preempted" in records[-1]
         assert "prefix_hit_ratio 0.25" in records[-1]
+        assert "moe_lb_ratio 1.25" in records[-1]
 
 
 def test_another_model_has_no_series(registry: Any) -> None:
@@ -196,7 +285,8 @@ def test_every_series_of_the_dashboard_exists() -> None:
     board = json.loads(text)
     expressions = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
     asked = {name for text in expressions for name in re.findall(r"[a-z]+_[a-z_]+(?=\{)", text)}
-    known = {metric.name for metric in (*METRICS, *WORKER_METRICS, *series.SERIES)}
+    every = (*METRICS, *WORKER_METRICS, *BALANCE_METRICS, *series.SERIES, *draft_series.SERIES)
+    known = {metric.name for metric in every}
     assert len(asked) > 8
     assert asked - known == set()
     assert known - asked == set()  # and none is left out

@@ -57,6 +57,15 @@ def attempt(name, **variables):
     found[name] = {"error": error, "owner": owner("DeepseekV41ForCausalLM"),
         "draft_owner": owner("DSparkV41DraftModel"), "messages": list(records)}
 
+def hook(name):
+    from vllm.model_executor.models.config import MODELS_CONFIG_MAP
+    try:
+        MODELS_CONFIG_MAP["DeepseekV41ForCausalLM"].verify_and_update_model_config(None)
+        error = None
+    except Exception as raised:
+        error = f"{type(raised).__name__}: {raised}"
+    found[name] = {"error": error, "owner": "", "draft_owner": "", "messages": []}
+
 attempt("disabled", DEEPINFER_DISABLE="1")
 attempt("handed back", DEEPINFER_BATCH_INVARIANT="0")
 attempt("bad value", DEEPINFER_ARITHMETIC="half")
@@ -67,6 +76,20 @@ installed, compat.installed_vllm = compat.installed_vllm, lambda: "0.34.1"
 attempt("wrong version")
 attempt("wrong version, disabled", DEEPINFER_DISABLE="1")
 compat.installed_vllm = installed
+import deepinfer_plugin.platforms.detect as detect
+from deepinfer_plugin.platforms.ascend import AscendStack
+machine = detect.find_machine
+detect.find_machine = lambda: detect.Machine(num_nvidia=0, other_platforms=("ascend",),
+    ascend=AscendStack(num_devices=8, device_name="Ascend950PR", vllm_ascend="0.23.0.post1", is_active=True))
+attempt("NPU, handed back", DEEPINFER_BATCH_INVARIANT="0")
+attempt("NPU, wish for a GPU", DEEPINFER_ACCELERATOR="nvidia")
+compat.installed_vllm = lambda: "0.23.0"
+attempt("NPU, old vLLM")
+compat.installed_vllm = installed
+hook("before")
+attempt("NPU")
+hook("NPU, our architecture")
+detect.find_machine = machine
 from vllm import ModelRegistry
 ModelRegistry.register_model("DeepseekV41ForCausalLM", "somebody.model:Model")
 attempt("foreign", DEEPINFER_TYPO="1")
@@ -135,3 +158,24 @@ def test_a_foreign_registration_and_an_unknown_variable_are_warned_about(found: 
     unknown, foreign = found["foreign"].messages
     assert "DEEPINFER_TYPO is not a variable of the plugin" in unknown
     assert "was registered by somebody.model" in foreign
+
+
+def test_beside_vllm_ascend_only_our_architecture_is_refused(found: Found) -> None:
+    for name in ("NPU", "NPU, old vLLM"):
+        assert found[name].error is None
+        assert found[name].owner.startswith("vllm.")
+        [message] = found[name].messages
+        assert "vllm-ascend 0.23.0.post1 is for vLLM 0.23" in message
+    assert not str(found["before"].error).startswith("PlatformError")
+    assert str(found["NPU, our architecture"].error) == f"PlatformError: {found['NPU'].messages[0]}"
+
+
+def test_beside_vllm_ascend_a_wish_for_a_gpu_names_both(found: Found) -> None:
+    error = str(found["NPU, wish for a GPU"].error)
+    assert error.startswith("PlatformError: platform: DEEPINFER_ACCELERATOR is 'nvidia'")
+    assert "this machine has platform plugin ascend" in error
+
+
+def test_handing_back_beside_vllm_ascend_leaves_the_architecture_alone(found: Found) -> None:
+    assert found["NPU, handed back"].error is None
+    assert found["NPU, handed back"].messages == []

@@ -47,6 +47,7 @@ N, VARLEN, TEMPERATURE = (
     "DEEPINFER_ENABLE_MTP_VARLEN",
     "DEEPINFER_DFLASH_CONFIDENCE_HEAD_TEMPERATURE",
 )
+EXTRA = "DEEPINFER_OVERRIDE_NUM_EXTRA_EXPERTS"
 ZERO, FORCE = "DEEPINFER_ZERO_OVERHEAD_SCHEDULING", "DEEPINFER_ENGRAM_FORCE_GPU_STORAGE"
 OFFLOAD, KEEP = SimpleNamespace(cpu_offload=True), SimpleNamespace(cpu_offload=False)
 
@@ -150,8 +151,27 @@ CASES: list[Case] = [
     *both("F11", "DEEPINFER_XGRAMMAR_CACHE_LIMIT_BYTES", "10737418240", "10737418241"),
     *(
         case
-        for family, row in (("EXPERT_X", "F13"), ("OVERRIDE_NUM_EXTRA_EXPERTS", "F13"), ("PROFILE_HTTP_PORT", "F23"))
+        for family, row in (("EXPERT_X", "F13"), ("PROFILE_HTTP_PORT", "F23"))
         for case in both(row, f"DEEPINFER_{family}", "0", "1")
+    ),
+    *both("F13", "DEEPINFER_EPLB_POLICY", "vllm", "default"),
+    Case(row="F13", variables={EXTRA: "0"}, result={"eplb_config": None}),
+    Case(row="F13", variables={EXTRA: "2"}, refused=(f"{EXTRA} is '2'", "--enable-eplb")),
+    Case(
+        row="F13",
+        variables={EXTRA: "2", **VLLMS},
+        flags={"enable_eplb": True},
+        refused=(f"{EXTRA} is '2'", "BATCH_INVARIANT=0"),
+    ),
+    *(
+        Case(
+            row="F13",
+            variables={EXTRA: "2"},
+            flags={"enable_eplb": True, "eplb_config": SimpleNamespace(num_redundant_experts=given)},
+            refused=() if given in (0, 2) else (f"{EXTRA} is '2'", "num_redundant_experts 3"),
+            result={"eplb_config": SimpleNamespace(num_redundant_experts=2)},
+        )
+        for given in (0, 2, 3)
     ),
     *both("F24", "DEEPINFER_PREFILL_ATTEMPT_INTERVAL", "0", "70"),
     # F15
@@ -193,7 +213,7 @@ ELSEWHERE = {
     "F14": "test_ranks_of_another_kind_are_refused below; model/test_shares: sizes that do not divide the model",
     "F16": "model/test_config: use_fp4_sparse_kv",
     "F20": "sampling/test_extras: golden_token_ids; scoring/test_score: --decode-from",
-    "F21": "not built: no parameter exists",
+    "F21": "sampling/test_extras: draft_facts",
     "F26": "encoding/test_prompt: effort 1 to 100, roles, images",
     "F27": "offline/test_inputs, offline/test_resume, bench/test_curves: their own arguments",
 }
@@ -245,12 +265,13 @@ def test_a_folder_of_step_times_is_used_with_scheduled_verification_only(varlen:
 
 def test_a_flag_without_a_variable_is_reported_as_the_flag() -> None:
     config = {"method": "dspark", "enable_adaptive_verification": True}
-    flags = Flags(speculative_config=config, async_scheduling=False, engram_config=KEEP)
+    flags = Flags(speculative_config=config, async_scheduling=False, engram_config=KEEP, enable_eplb=True)
     found = translate(Settings.from_envs(VLLMS), flags)
     assert [(entry.feature, entry.origin, entry.is_on) for entry in found] == [
         ("F1", "flag", True),
         ("F2", "flag", True),
         ("F8", "flag", False),
+        ("F13", "flag", True),
         ("F15", "flag", True),
     ]
 
@@ -267,7 +288,7 @@ def test_vllms_switch_must_agree(device: str, other: str, monkeypatch: pytest.Mo
 def engine_options(**changed: Any) -> Any:
     """The part of vLLM's configuration that the checks read, as a plain start on one device has it."""
     sizes = ("tensor", "pipeline", "data", "prefill_context", "decode_context")
-    parallel = {f"{size}_parallel_size": 1 for size in sizes} | {"enable_eplb": False, "enable_dbo": False}
+    parallel = {f"{size}_parallel_size": 1 for size in sizes} | {"enable_elastic_ep": False, "enable_dbo": False}
     return SimpleNamespace(
         parallel_config=SimpleNamespace(**{name: changed.pop(name, value) for name, value in parallel.items()}),
         cache_config=SimpleNamespace(user_specified_block_size=False, block_size=None),
@@ -280,7 +301,7 @@ def engine_options(**changed: Any) -> Any:
     "option",
     [
         *({f"{size}_parallel_size": 2} for size in ("pipeline", "prefill_context", "decode_context")),
-        {"enable_eplb": True},
+        {"enable_elastic_ep": True},
         {"speculative_config": SimpleNamespace(method="mtp")},
     ],
     ids=lambda option: next(iter(option)),

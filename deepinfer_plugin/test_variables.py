@@ -36,6 +36,7 @@ BOUNDS: dict[str, tuple[Mapping[str, object], tuple[str, ...]]] = {
     "DEEPINFER_BATCH_INVARIANT": (FLAGS, ()),
     "DEEPINFER_DISABLE": (FLAGS, ()),
     "DEEPINFER_ARITHMETIC": ({word: word for word in ("ref", "q32", "s32")}, ("", "fp32", "REF")),
+    "DEEPINFER_KERNEL_SET": ({word: word for word in ("triton", "tilelang")}, ("", "TileLang", "triton ", "cuda")),
     "DEEPINFER_CERTIFICATE": (PATHS, ("\0",)),
     "DEEPINFER_METRICS_DIR": (PATHS, ("\0",)),
     "DEEPINFER_HF_MODEL_DIR": (PATHS, ("a\0b",)),
@@ -77,6 +78,12 @@ BOUNDS: dict[str, tuple[Mapping[str, object], tuple[str, ...]]] = {
         {"-1": -1, "0": 0, "10737418240": 10737418240},
         ("-2", "10737418241", *NOT_INTEGERS),
     ),
+    "DEEPINFER_EPLB_POLICY": (
+        {word: word for word in ("summed_peak", "vllm", "rotate", "uneven")},
+        ("", "default", "Vllm", "vllm "),
+    ),
+    "DEEPINFER_EPLB_COUNT_PREFILL": (FLAGS, ()),
+    "DEEPINFER_OVERRIDE_NUM_EXTRA_EXPERTS": ({"0": 0, "1": 1, "32": 32}, ("-1", *NOT_INTEGERS)),
     "DEEPINFER_ENGRAM_FORCE_GPU_STORAGE": (FLAGS, ()),
     "DEEPINFER_SAMPLER_FORCE_TOPK": ({"0": 0, "1": 1, "50": 50}, ("-1", *NOT_INTEGERS)),
     "DEEPINFER_DECODE_TOKEN_BLACKLIST": (

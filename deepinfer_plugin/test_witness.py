@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from deepinfer_plugin import answer_provenance, witness
+from deepinfer_plugin.speculative.facts import FACTS_OF_RESPONSE
 from deepinfer_plugin.witness import WitnessMiddleware, witness_of
 
 PROMPT, OUTPUT, LOGPROBS = [5, 6, 70000], [9, 2], [-0.1, -1e-300]
@@ -188,6 +189,48 @@ def test_it_becomes_a_default_of_the_command_line() -> None:
     witness.add_to_server(None)
     assert parser.parse_args([]).middleware == [witness.CLASS_PATH]
     assert parser.parse_args(["--middleware", "a.b"]).middleware == [witness.CLASS_PATH, "a.b"]
+
+
+STEPS = [{"drafted": 2, "verified": 1, "accepted": 1, "confidence_score": [0.5, 0.25]}]
+
+
+def noting(answer: Callable[[dict[str, Any]], Any], names: tuple[str, ...]) -> Callable[[dict[str, Any]], Any]:
+    """What the front end does while it answers: it fills the facts of each prompt, here in another order."""
+
+    def answer_and_note(body: dict[str, Any]) -> Any:
+        of_response = FACTS_OF_RESPONSE.get()
+        assert of_response is not None
+        for number, name in sorted(enumerate(names), reverse=True):
+            of_response[name] = STEPS * number
+        return answer(body)
+
+    return answer_and_note
+
+
+def test_facts_of_drafts_come_with_the_choice_of_their_prompt() -> None:
+    choices = [{"index": i, "text": "a", "finish_reason": "stop"} for i in range(12)]
+    names = tuple(f"cmpl-x-{i}" for i in range(12))
+    app = App(noting(lambda body: {"choices": choices}, names))
+    value = json.loads(post(app, {"prompt": ["a"] * 12, "vllm_xargs": {"draft_facts": True}})[1])
+    assert [choice["draft_facts"] for choice in value["choices"]] == [STEPS * i for i in range(12)]
+    assert app.body["vllm_xargs"] == {"draft_facts": True}, "the engine reads it too"
+    assert FACTS_OF_RESPONSE.get() is None
+
+
+def test_a_stream_carries_facts_on_its_last_chunk() -> None:
+    app = App(noting(chunks, ("chatcmpl-x",)))
+    _, text = post(app, {"stream": True, "vllm_xargs": {"draft_facts": 1}}, "/v1/chat/completions")
+    first, last = (json.loads(event.removeprefix(b"data: ")) for event in text.split(b"\n\n")[:2])
+    assert "draft_facts" not in first["choices"][0]
+    assert last["choices"][0]["draft_facts"] == []
+
+
+def test_facts_of_another_model_are_an_error_in_their_place() -> None:
+    value = json.loads(post(App(), {"vllm_xargs": {"draft_facts": True}})[1])
+    assert "model that serves is not the plugin's" in value["choices"][0]["draft_facts"]["error"]
+    status, text = post(App(), {"vllm_xargs": {"draft_facts": True}}, "/v1/responses")
+    assert status == 400
+    assert b"draft_facts: /v1/responses does not carry one" in text
 
 
 FACTS = {"certificate": None, "kernel_set": "reference", "settings_hash": "ab"}

@@ -27,6 +27,8 @@ class Flags:
     speculative_config: dict[str, Any] | None = None
     async_scheduling: bool | None = None
     engram_config: Any = None
+    enable_eplb: bool = False
+    eplb_config: Any = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +74,8 @@ def translate(settings: Settings, args: Any) -> list[Translated]:
     check_together(settings)
     for text in envs.refusals(settings.environment, is_our_model=settings.batch_invariant):
         raise SettingError(text)
-    found = (step(settings, args) for step in (_drafts, _adaptive_verification, _curve_cache, _scheduling, _engram))
+    steps = (_drafts, _adaptive_verification, _curve_cache, _scheduling, _balancing, _engram)
+    found = (step(settings, args) for step in steps)
     return [entry for entry in found if entry is not None]
 
 
@@ -90,6 +93,9 @@ def install() -> None:
 def _create_model_config(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     """Once vLLM knows the model, and before it reads its other arguments."""
     from vllm.logger import init_logger
+    from vllm.platforms import current_platform
+
+    from deepinfer_plugin.eplb.options import keep_where_vllm_has_no_balancer
 
     model_config = original(self, *args, **kwargs)
     if model_config.hf_config.model_type == MODEL_TYPE:
@@ -98,6 +104,8 @@ def _create_model_config(original: Callable[..., Any], self: Any, *args: Any, **
             if entry.origin.startswith(variables.PREFIX):
                 logger.info_once("%s: %s", entry.origin, entry.text)
         if settings.batch_invariant:
+            if current_platform.is_cpu():
+                keep_where_vllm_has_no_balancer(self)
             envs.prepare_metrics_folder()
             num_drafts = count_drafts(self.speculative_config, model_config.hf_config)
             answer_provenance.note(settings, model_config.model, model_config.revision, num_drafts=num_drafts)
@@ -192,6 +200,26 @@ def _scheduling(settings: Settings, args: Any) -> Translated | None:
         args.async_scheduling = False
     text = "vLLM decides" if is_on else "--no-async-scheduling"
     return Translated(feature="F8", origin=variable.name, text=text, is_on=is_on)
+
+
+def _balancing(settings: Settings, args: Any) -> Translated | None:
+    """F13: replicas of experts; all else of it has a flag of vLLM, or is ours alone."""
+    variable, feature = variables.OVERRIDE_NUM_EXTRA_EXPERTS, "F13"
+    if not settings.environment.is_set(variable):
+        return _by_flag(feature, "--enable-eplb", is_on=True) if args.enable_eplb else None
+    count = settings[variable]
+    given = args.eplb_config.num_redundant_experts if args.eplb_config is not None else 0
+    if given not in (0, count):
+        raise _disagree(settings, variable, f"--eplb-config num_redundant_experts {given}", f"{count}")
+    if count > 0 and not args.enable_eplb:
+        raise SettingError(
+            f"settings: {settings.environment.describe(variable)}, which needs experts that move, but they stay; add "
+            "--enable-eplb, or unset it"
+        )
+    if count > 0:
+        args.eplb_config.num_redundant_experts = count
+    text = f"--eplb-config num_redundant_experts {count}"
+    return Translated(feature=feature, origin=variable.name, text=text, is_on=bool(args.enable_eplb))
 
 
 def _engram(settings: Settings, args: Any) -> Translated | None:

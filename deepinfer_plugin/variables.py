@@ -96,6 +96,15 @@ ARITHMETIC = Variable(
     default="ref",
     meaning="for tests: `q32` computes activations in fp32, `s32` also quantises none of them",
 )
+KERNEL_SET = Variable(
+    name="DEEPINFER_KERNEL_SET",
+    kind=word("triton", "tilelang"),
+    default="triton",
+    feature="X3",
+    needs_our_model=True,
+    meaning="kernels on a GPU; `tilelang`: attention, experts, mixing of streams and Engram gate in TileLang, the rest "
+    "in Triton",
+)
 CERTIFICATE = Variable(
     name="DEEPINFER_CERTIFICATE",
     kind=PATH,
@@ -225,6 +234,35 @@ XGRAMMAR_CACHE_LIMIT_BYTES = Variable(
     changes_answers=False,
     meaning="bytes of compiled grammars that are kept, at most 10 GiB; 0: none, -1: no limit",
 )
+EPLB_POLICY = Variable(
+    name="DEEPINFER_EPLB_POLICY",
+    kind=word("summed_peak", "vllm", "rotate", "uneven"),
+    default="summed_peak",
+    feature="F13",
+    needs_our_model=True,
+    changes_answers=False,  # replicas are equal, and results are added by expert id wherever the experts are
+    meaning="where `--enable-eplb` moves experts: DeepInfer's policy, vLLM's, or for tests each to the next rank, or "
+    "the busiest together",
+)
+EPLB_COUNT_PREFILL = Variable(
+    name="DEEPINFER_EPLB_COUNT_PREFILL",
+    kind=FLAG,
+    default="0",
+    feature="F13",
+    needs_our_model=True,
+    changes_answers=False,
+    meaning="`1`: steps with prompt rows count when experts are placed, too",
+)
+OVERRIDE_NUM_EXTRA_EXPERTS = Variable(
+    name="DEEPINFER_OVERRIDE_NUM_EXTRA_EXPERTS",
+    kind=integer(0),
+    default="0",
+    feature="F13",
+    needs_our_model=True,
+    changes_answers=False,
+    meaning="least number of replicas of experts in a layer, `num_redundant_experts` of `--eplb-config`; needs "
+    "`--enable-eplb`",
+)
 ENGRAM_FORCE_GPU_STORAGE = Variable(
     name="DEEPINFER_ENGRAM_FORCE_GPU_STORAGE",
     kind=FLAG,
@@ -297,12 +335,7 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         prefix="DEEPINFER_EXPERT_",
         feature="F13",
-        not_built="our model runs on one device; vLLM's own takes --enable-eplb and --eplb-config",
-    ),
-    Family(
-        prefix="DEEPINFER_OVERRIDE_NUM_EXTRA_EXPERTS",
-        feature="F13",
-        not_built="our model runs on one device; vLLM's own takes --eplb-config",
+        not_built="--enable-eplb and --eplb-config balance experts",
     ),
     Family(
         prefix="DEEPINFER_PROFILE_HTTP_",

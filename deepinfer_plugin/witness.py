@@ -1,4 +1,4 @@
-"""What an answer carries on request: its witness, and its provenance (``answer_provenance``).
+"""What an answer carries on request: its witness, its provenance (``answer_provenance``), the facts of its drafts.
 
 A witness is four SHA-256 hashes (hex) of the answer, see ``witness_of``, so that a third party can repeat one request
 and compare. Who holds prompt ids, output ids and log-probabilities computes them alone; who holds the request only
@@ -18,13 +18,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from deepinfer_plugin.answer_provenance import of_answer
+from deepinfer_plugin.sampling.extras import DRAFT_FACTS
 from deepinfer_plugin.sampling.front_end import reported_seed
+from deepinfer_plugin.sampling.seed_middleware import prompt_number
 from deepinfer_plugin.sampling.seeds import SEED_MODULUS
 from deepinfer_plugin.server_middleware import add_middleware
+from deepinfer_plugin.speculative.facts import FACTS_OF_RESPONSE, Facts
 
 CLASS_PATH = f"{__name__}.WitnessMiddleware"
 WITNESS = "witness"  # keys in ``vllm_xargs``: 1 asks for it; they are taken out before vLLM sees the request
 PROVENANCE = "provenance"
+KEYS = (WITNESS, PROVENANCE, DRAFT_FACTS)  # the last one is the engine's own and stays
 LAYOUT = b"deepinfer-witness-1\0"
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 OTHER_GENERATORS = ("/v1/responses", "/v1/messages", "/inference/v1/generate")
@@ -87,11 +91,13 @@ class _Plan:
     is_chat: bool
     wants_witness: bool = True
     wants_provenance: bool = False
+    wants_facts: bool = False
     samples_per_prompt: int = 1
     seeds: list[int] = field(default_factory=list)  # one per prompt, or one for all; from the first piece of the answer
     hides_ids: bool = False  # the client did not ask for token ids
     hides_logprobs: bool = False
     choices: dict[int, _Tokens] = field(default_factory=dict)
+    facts: dict[str, Facts] = field(default_factory=dict)  # by vLLM's request id, filled while the answer is made
 
     def complete(self, data: bytes) -> bytes:
         """A JSON response, or one chunk of a stream, with what was asked for beside each choice that it ends."""
@@ -108,6 +114,8 @@ class _Plan:
                     choice[WITNESS] = self._witness(index)
                 if self.wants_provenance:
                     choice[PROVENANCE] = of_answer(self._seed(index))
+                if self.wants_facts:
+                    choice[DRAFT_FACTS] = self._facts(index)
         if self.wants_witness and self.hides_ids:
             value.pop("prompt_token_ids", None)
         return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
@@ -132,6 +140,15 @@ class _Plan:
             return None
         return reported_seed((self.seeds[min(prompt, len(self.seeds) - 1)] + sample) % SEED_MODULUS)
 
+    def _facts(self, index: int) -> Facts | dict[str, str]:
+        """Of one choice: a request that asks has one sample per prompt."""
+        names = sorted(self.facts, key=prompt_number)
+        if index < len(names):
+            return self.facts[names[index]]
+        return {
+            "error": "draft_facts: the model that serves is not the plugin's, expected ours; see the status command"
+        }
+
     def _witness(self, index: int) -> dict[str, str]:
         tokens = self.choices.pop(index)
         try:
@@ -143,11 +160,11 @@ class _Plan:
 
 
 class WitnessMiddleware:
-    """Adds witness or provenance to an answer whose request asks for it; leaves every other answer alone.
+    """Adds what a request asks for to its answer; leaves every other answer alone.
 
-    A request asks with ``"vllm_xargs": {"witness": 1, "provenance": true}``. Its answer then carries
-    ``choices[i].witness`` and ``choices[i].provenance``, in a stream on the chunk that ends the choice. Everything else
-    of request and response is passed on unchanged.
+    A request asks with ``"vllm_xargs": {"witness": 1, "provenance": true, "draft_facts": true}``. Its answer then has
+    ``choices[i].witness``, ``choices[i].provenance`` and ``choices[i].draft_facts``, in a stream on the chunk that ends
+    the choice. Everything else of request and response is passed on unchanged.
     """
 
     def __init__(self, app: App) -> None:
@@ -163,7 +180,7 @@ class WitnessMiddleware:
         body = await _read_body(receive)
         if body is None:
             return
-        asked = [key for key in (WITNESS, PROVENANCE) if _asks_for(_object(body), key)]
+        asked = [key for key in KEYS if _asks_for(_object(body), key)]
         if path.endswith(OTHER_GENERATORS) and asked:
             await _refuse(send, f"{asked[0]}: {path} does not carry one, expected {COMPLETIONS} or {CHAT}; ask there")
             return
@@ -172,7 +189,14 @@ class WitnessMiddleware:
             body, plan = _prepare(body, path.endswith(CHAT))
         headers = [(name, value) for name, value in scope["headers"] if name != b"content-length"]
         scope = {**scope, "headers": [*headers, (b"content-length", str(len(body)).encode())]}
-        await self._app(scope, _replay(body, receive), send if plan is None else _Rewriter(plan, send))
+        if plan is None:
+            await self._app(scope, _replay(body, receive), send)
+            return
+        token = FACTS_OF_RESPONSE.set(plan.facts)
+        try:
+            await self._app(scope, _replay(body, receive), _Rewriter(plan, send))
+        finally:
+            FACTS_OF_RESPONSE.reset(token)
 
 
 class _Rewriter:
@@ -231,12 +255,13 @@ def _prepare(body: bytes, is_chat: bool) -> tuple[bytes, _Plan | None]:
     """The body for vLLM, and what to do with the answer; None and the same bytes where nothing is asked for."""
     value = _object(body)
     extra = (value or {}).get("vllm_xargs")
-    if value is None or not isinstance(extra, dict) or not {WITNESS, PROVENANCE} & set(extra):
+    if value is None or not isinstance(extra, dict) or not set(KEYS) & set(extra):
         return body, None
     plan = _Plan(
         is_chat=is_chat,
         wants_witness=_asks_for(value, WITNESS),
         wants_provenance=_asks_for(value, PROVENANCE),
+        wants_facts=_asks_for(value, DRAFT_FACTS),
         samples_per_prompt=value["n"] if type(value.get("n")) is int and value["n"] > 0 else 1,
     )
     value["vllm_xargs"] = {key: content for key, content in extra.items() if key not in (WITNESS, PROVENANCE)} or None
@@ -246,7 +271,8 @@ def _prepare(body: bytes, is_chat: bool) -> tuple[bytes, _Plan | None]:
         plan.hides_logprobs = not value.get("logprobs") if is_chat else value.get("logprobs") is None
         if plan.hides_logprobs:
             value["logprobs"] = True if is_chat else 0
-    return json.dumps(value).encode(), plan if plan.wants_witness or plan.wants_provenance else None
+    is_needed = plan.wants_witness or plan.wants_provenance or plan.wants_facts
+    return json.dumps(value).encode(), plan if is_needed else None
 
 
 def _object(body: bytes) -> dict[str, Any] | None:

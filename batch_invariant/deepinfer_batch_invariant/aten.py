@@ -108,7 +108,8 @@ def _build() -> dict[str, Proof]:
     # On an H200 the launch shape of a reduction, and the kernel of a batched product, follow the number of rows.
     table |= {name: Proof(kind=Kind.ROW_SUM, devices=_CPU, violation=_sums_last_axis) for name in ("mean", "sum")}
     table["pow"] = Proof(kind=Kind.EXACT, devices=_EVERYWHERE, violation=_is_square)
-    table["cumsum"] = Proof(kind=Kind.EXACT, devices=_EVERYWHERE, violation=_is_about_floats)
+    for name in ("cumsum", "scatter_add_"):
+        table[name] = Proof(kind=Kind.EXACT, devices=_EVERYWHERE, violation=_is_about_floats)
     table["mm"] = Proof(kind=Kind.PRODUCT, devices=_EVERYWHERE, violation=_has_row_tile)
     table["bmm"] = Proof(kind=Kind.PRODUCT, devices=_CPU, violation=_has_even_depth)
     return table

@@ -38,6 +38,22 @@ def environment_for(device: str, environment: Mapping[str, str]) -> dict[str, st
     return added
 
 
+def check_environment(device: str, environment: Mapping[str, str]) -> None:
+    """Refuse an environment from which a pin has gone, as after code that set other values for a while.
+
+    Args:
+        device: ``cpu``, ``cuda`` or ``npu``.
+        environment: the present variables.
+
+    Raises:
+        PinError: a pin is missing or has another value; names it.
+    """
+    missing = environment_for(device, environment)
+    if missing:
+        name, value = sorted(missing.items())[0]
+        raise PinError(f"batch-invariant mode: {name} is not set, expected {value!r}; leave it as the mode set it")
+
+
 def enter(device: str, environment: MutableMapping[str, str]) -> None:
     """Set every pin of this kind of device. Entering twice changes nothing.
 

@@ -32,30 +32,37 @@ NUM_TICKS = 5
 
 
 def line_chart(
-    title: str, x_title: str, y_title: str, series: Sequence[tuple[str, Sequence[tuple[float, float]]]]
+    title: str,
+    x_title: str,
+    y_title: str,
+    series: Sequence[tuple[str, Sequence[tuple[float, float]]]],
+    *,
+    low_y: float = 0.0,
 ) -> str:
-    """Lines with a disc per point, both axes from 0.
+    """Lines with a disc per point, the x axis from 0.
 
     Args:
         title: of the chart.
         x_title: name and unit of the x axis.
         y_title: name and unit of the y axis.
-        series: at most two, each a label and its (x, y) points, at least one; values are 0 or more.
+        series: at most two, each a label and its (x, y) points, at least one; x is 0 or more, y ``low_y`` or more.
+        low_y: where the y axis begins.
     """
     points = [point for _, line in series for point in line]
-    top_x, top_y = (max(point[axis] for point in points) or 1.0 for axis in (0, 1))
+    top_x = max(x for x, _ in points) or 1.0
+    height_y = max(y for _, y in points) - low_y or 1.0
 
     def place(x: float, y: float) -> tuple[float, float]:
         plot_width, plot_height = WIDTH_PX - 2 * MARGIN_PX, HEIGHT_PX - 2 * MARGIN_PX
-        return MARGIN_PX + plot_width * x / top_x, HEIGHT_PX - MARGIN_PX - plot_height * y / top_y
+        return MARGIN_PX + plot_width * x / top_x, HEIGHT_PX - MARGIN_PX - plot_height * (y - low_y) / height_y
 
     svg = Svg(WIDTH_PX, HEIGHT_PX)
     svg.label(8, 18, title, is_bold=True)
     svg.label(WIDTH_PX / 2, HEIGHT_PX - 20, x_title, anchor="middle")
     svg.label(8, MARGIN_PX - 16, y_title)
-    left, bottom = place(0, 0)
+    left, bottom = place(0, low_y)
     for tick in range(NUM_TICKS + 1):
-        value_x, value_y = top_x * tick / NUM_TICKS, top_y * tick / NUM_TICKS
+        value_x, value_y = top_x * tick / NUM_TICKS, low_y + height_y * tick / NUM_TICKS
         x, y = place(value_x, value_y)
         svg.line(left, y, WIDTH_PX - MARGIN_PX, y, "#ddd")
         svg.label(left - 6, y + 4, f"{value_y:,.4g}", anchor="end")

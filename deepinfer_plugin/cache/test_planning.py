@@ -17,7 +17,8 @@ from deepinfer_plugin import envs
 from deepinfer_plugin.model.config import ModelConfig
 from deepinfer_plugin.reference.released_config import released_config_dict
 from deepinfer_plugin.replay.memory import WINDOW_BLOCK, prefix_cost
-from deepinfer_plugin.replay.settings import ENCODER_VARIABLE, EncoderPolicy
+from deepinfer_plugin.replay.settings import ENCODER_VARIABLE, EncoderPolicy, ReplaySettings
+from deepinfer_plugin.sizing.memory import KVPool
 from deepinfer_plugin.variables import VARIABLES
 
 BYTES_PER_TOKEN = 890
@@ -143,6 +144,19 @@ def test_the_cost_of_a_cached_prefix_is_that_of_vllms_plan(
     blocks = len({cache["group"] for cache in kept}) * pages  # every group takes blocks of its own from the pool
     assert cost.pool_bytes_per_boundary == blocks * found["pool_bytes"] // found["num_blocks"]
     assert all(cache["block_size"] == WINDOW_BLOCK for cache in kept)
+
+
+@pytest.mark.parametrize("policy", [EncoderPolicy(), SEGMENT], ids=str)
+def test_a_plan_for_a_cluster_counts_the_groups_of_vllms_plan(
+    policy: EncoderPolicy, plan: dict[str, Any], segment_plan: dict[str, Any]
+) -> None:
+    found = plan if policy == EncoderPolicy() else segment_plan
+    pool = KVPool.of(ModelConfig.from_dict(released_config_dict()), 0, ReplaySettings(encoder=policy))
+    windows = {cache["group"] for cache in _named(found, ".window").values()}
+    growing = {cache["group"] for cache in found["caches"] if cache["kind"] == "MLAAttentionSpec"}
+    rings = {cache["group"] for cache in found["caches"]} - windows - growing
+    assert (pool.window_groups, pool.ring_groups) == (len(windows), len(rings))
+    assert pool.block_bytes == found["pool_bytes"] // found["num_blocks"]
 
 
 def test_no_two_caches_of_a_group_overlap_in_a_block(plan: dict[str, Any]) -> None:

@@ -1,14 +1,16 @@
-"""``demo``: a server on a small random checkpoint, one streamed answer, and one request alone and in a crowd."""
+"""``demo``: a server on a small random checkpoint: a streamed answer, one about a picture, one alone and in a crowd."""
 
 from __future__ import annotations
 
 import argparse
+import base64
 import contextlib
 import shutil
 import struct
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ MODEL_NAME = "demo"
 NUM_OTHERS = 15
 NUM_TOKENS = 24
 NUM_TOP = 5
+PICTURE = (1, 150, 90)  # recipe: seed, width, height
 PROBE = "the quick brown fox jumps over the lazy dog, and then"
 FLAGS = (
     f"--served-model-name={MODEL_NAME}",
@@ -70,10 +73,10 @@ def run(arguments: argparse.Namespace) -> int:
             server.check_alive()  # if the server died, its log says more than the client
             raise
         resident, count = server.resident_bytes()
-        say(f"5  server: healthy after {healthy_s:.1f} s, {resident / 2**30:.2f} GiB resident in {count} processes")
+        say(f"6  server: healthy after {healthy_s:.1f} s, {resident / 2**30:.2f} GiB resident in {count} processes")
         if arguments.keep:
             _keep(server, model)
-    say("6  server stopped")
+    say("7  server stopped")
     return 0 if is_equal else DIFFERENT
 
 
@@ -95,6 +98,7 @@ def _ask(server: Server) -> bool:
 
     client = OpenAI(base_url=f"{server.base_url}/v1", api_key="none", timeout=300, max_retries=0)
     _stream(client)
+    _ask_about_a_picture(client)
     return _alone_and_in_a_crowd(client)
 
 
@@ -124,8 +128,34 @@ def _stream(client: Any) -> None:
     say(f"\n   {num_tokens} tokens in {elapsed_s:.1f} s")
 
 
+def _ask_about_a_picture(client: Any) -> None:
+    """One chat completion with a picture as a data URL."""
+    from deepinfer_plugin.reference.pictures import make_picture
+
+    say(f"4  one picture, {PICTURE[1]} x {PICTURE[2]} pixels, as a data URL in a chat message:")
+    begin_s, buffer = time.monotonic(), BytesIO()
+    make_picture(PICTURE).save(buffer, "PNG")
+    url = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+    parts = [{"type": "text", "text": "what do you see?"}, {"type": "image_url", "image_url": {"url": url}}]
+    completion = client.chat.completions.create(
+        model=MODEL_NAME,
+        messages=[{"role": "user", "content": parts}],
+        max_tokens=NUM_TOKENS,
+        temperature=1.0,
+        seed=7,
+        extra_body={"ignore_eos": True},
+    )
+    message, usage = completion.choices[0].message, completion.usage
+    text = (getattr(message, "reasoning", None) or "") + (message.content or "")
+    say("   | " + text.replace("\n", "\n   | "))
+    say(
+        f"   {usage.prompt_tokens} prompt tokens with the picture's, {usage.completion_tokens} tokens in "
+        f"{time.monotonic() - begin_s:.1f} s"
+    )
+
+
 def _alone_and_in_a_crowd(client: Any) -> bool:
-    say(f"4  one completion alone, then again among {NUM_OTHERS} others:")
+    say(f"5  one completion alone, then again among {NUM_OTHERS} others:")
     alone = _complete(client, PROBE, seed=1)
     prompts = [f"{'a b c d e f g '[: 2 * (n % 7)]}neighbour {n}: " + "lorem ipsum " * n for n in range(NUM_OTHERS)]
     with ThreadPoolExecutor(NUM_OTHERS + 1) as pool:

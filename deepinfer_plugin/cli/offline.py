@@ -38,6 +38,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--token-ids", action="store_true", help="also write the ids of prompt and answer")
     parser.add_argument("--provenance", action="store_true", help="also write what each answer depends on")
+    parser.add_argument("--draft-facts", action="store_true", help="also write what became of the drafts of each step")
     add_sizes(parser)
     parser.add_argument("engine_flags", nargs="*", metavar="-- FLAGS", help="flags for vLLM")
     parser.set_defaults(run=run)
@@ -63,6 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
             sampling=sampling,
             token_ids=arguments.token_ids,
             provenance=arguments.provenance,
+            draft_facts=arguments.draft_facts,
         ),
     )
     refused: list[str] = []
@@ -78,6 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
             sampling=sampling,
             with_token_ids=arguments.token_ids,
             with_provenance=arguments.provenance,
+            with_draft_facts=arguments.draft_facts,
         )
         refused.extend(_answer(plan, missing, store, len(prompts)))
 

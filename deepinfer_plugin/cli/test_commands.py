@@ -57,7 +57,7 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_readme_lists_every_variable_and_command() -> None:
     text = (repository() / "README.md").read_text(encoding="utf-8")
-    words = [variable.name for variable in variables.VARIABLES] + ["status", "tiny", "score", "demo"]
+    words = [variable.name for variable in variables.VARIABLES] + ["status", "tiny", "score", "demo", "sizing"]
     assert [word for word in words if f"`{word}`" not in text and f"deepinfer_plugin {word} " not in text] == []
 
 
@@ -74,7 +74,8 @@ def test_the_demonstration_runs_and_its_answers_agree(tmp_path: Path) -> None:
         command, capture_output=True, text=True, timeout=DEMO_TIMEOUT_S, env=environment, check=False
     )
     assert result.returncode == 0, result.stdout + result.stderr
-    for text in ("healthy after", "48 tokens in", "tokens agree: yes", "log-probability bits agree: yes", "stopped"):
+    agree = ("tokens agree: yes", "log-probability bits agree: yes")
+    for text in ("healthy after", "48 tokens in", "prompt tokens with the picture's, 24 tokens in", *agree, "stopped"):
         assert text in result.stdout
     log = (tmp_path / "server.log").read_text(encoding="utf-8")
     assert f"deepinfer_plugin {__version__} serves DeepseekV41ForCausalLM; kernel set: " in log

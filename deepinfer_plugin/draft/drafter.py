@@ -26,6 +26,7 @@ from deepinfer_plugin.model.rope import RotaryTables
 from deepinfer_plugin.model.tensors import Group
 from deepinfer_plugin.model.weights import load_into
 from deepinfer_plugin.settings import Settings
+from deepinfer_plugin.speculative.record import DraftRecord
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -83,6 +84,7 @@ class DSparkV41DraftModel(nn.Module):
             config, self._blocks[-1], settings.arithmetic.activation_dtype, _temperatures(settings, vllm_config)
         )
         self.draws: Draws | None = None
+        self.record: DraftRecord | None = None
         vllm_config.compilation_config.static_forward_context[REGISTERED_NAME] = self
 
     @property
@@ -96,8 +98,9 @@ class DSparkV41DraftModel(nn.Module):
         return self.heads.confidence
 
     def bind_sampler(self, sampler: "DeepInferSampler") -> None:
-        """Draw with the parameters that this sampler holds from now on."""
+        """Draw with the parameters that this sampler holds from now on, and say to its record how sure drafts are."""
         self.draws = Draws(sampler, self.heads.norm.weight.device)
+        self.record = sampler.drafts
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
         """input_ids: [num_tokens] -> [num_tokens, hidden_size] in the activation dtype."""
@@ -197,14 +200,17 @@ class DSparkV41DraftModel(nn.Module):
         """
         steps = speculator.num_speculative_steps
         num_rows = num_reqs * steps
+        slots = speculator.sample_idx_mapping[:num_rows].view(num_reqs, steps)[:, 0]
         drafts = self.draft(
             head_hidden[:num_rows],
             speculator.input_buffers.input_ids[:num_rows].view(num_reqs, steps)[:, 0],
-            speculator.sample_idx_mapping[:num_rows].view(num_reqs, steps)[:, 0],
+            slots,
             speculator.sample_pos[:num_rows].view(num_reqs, steps),
         )
         speculator.draft_tokens[:num_reqs] = drafts.tokens
         speculator.draft_token_confidence_probs[:num_reqs] = drafts.confidence
+        if self.record is not None:
+            self.record.store_confidence(slots, drafts.confidence)
         return True
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:

@@ -28,6 +28,7 @@ from deepinfer_plugin.images.processing import MODALITY, ImageInfo
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.inputs import TokensPrompt
     from vllm.renderers.chat_utils import ChatCompletionMessageParam, ConversationMessage
     from vllm.renderers.inputs import DictPrompt
     from vllm.renderers.params import ChatParams
@@ -84,6 +85,24 @@ class DeepInferRenderer(DeepseekV41Renderer):
             without_images(messages), self.model_config, content_format="openai"
         )
         return conversation, _prompt(rendered, pictures)
+
+    def _process_tokens(self, prompt: TokensPrompt, **options: Any) -> Any:
+        self._require_images(prompt)
+        return super()._process_tokens(prompt, **options)
+
+    async def _process_tokens_async(self, prompt: TokensPrompt, **options: Any) -> Any:
+        self._require_images(prompt)
+        return await super()._process_tokens_async(prompt, **options)
+
+    def _require_images(self, prompt: TokensPrompt) -> None:
+        """A raw text that spells the placeholder is a rendered prompt whose image is missing."""
+        if self._encoder is None or prompt.get("multi_modal_data") or IMAGE_TOKEN not in (prompt.get("prompt") or ""):
+            return
+        if self._encoder.id_of(IMAGE_TOKEN) in prompt["prompt_token_ids"]:
+            raise VLLMValidationError(
+                f"image: the prompt spells the placeholder {IMAGE_TOKEN} and comes without an image, expected one "
+                "image per placeholder; send images as parts of chat messages, whose text may spell anything"
+            )
 
     def _image_info(self) -> ImageInfo | None:
         """What the model takes; None where the operator allows no image."""

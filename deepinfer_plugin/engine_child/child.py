@@ -74,6 +74,7 @@ class _State:
     internal_ids: list[str] = field(default_factory=list)
     prompt_rows: np.ndarray | None = None
     num_cached_tokens: int = 0
+    draft_facts: list[dict[str, Any]] | None = None
     finished: bool = False
     error: str | None = None
 
@@ -123,8 +124,8 @@ class EngineDriver:
             choose_lengths(self._engine, run.lengths)
         self._states: dict[str, _State] = {}
         self._replay_before = counters.snapshot()
-        VERIFICATION.counts = None
         schedule.FIGURES = schedule.ScheduleFigures()
+        VERIFICATION.reset()
 
     def act(self, action: Action) -> None:
         """Carry out one action, then its engine steps."""
@@ -132,6 +133,9 @@ class EngineDriver:
             self._engine.abort_request(list(action.abort))
         if action.reset_prefix_cache:
             assert self._engine.reset_prefix_cache(), "reset_prefix_cache: blocks are in use, expected an idle engine"
+        if action.reset_image_caches:
+            self._engine.reset_mm_cache()
+            self._engine.reset_encoder_cache()
         for request in action.add:
             self._add(request)
         done = idle = 0
@@ -162,8 +166,9 @@ class EngineDriver:
             observed={path: fault.seen for path, fault in faults.items() if fault.seen},
             requests={name: self._request_facts(state) for name, state in self._states.items()},
             replay=counters.since(self._replay_before),
-            drafts=VERIFICATION.figures(),
             schedule=asdict(schedule.FIGURES),
+            drafts=(figures := VERIFICATION.figures()).by_kind,
+            confidence_error=figures.confidence_error,
         )
 
     def arrays(self, prefix: str) -> dict[str, np.ndarray]:
@@ -232,7 +237,10 @@ class EngineDriver:
 
     def _take(self, output: RequestOutput) -> None:
         state = self._states[output.request_id]
+        if output.prompt_token_ids:
+            state.prompt = tuple(output.prompt_token_ids)  # with the spans of images, as drafters meet it
         state.finished = output.finished
+        state.draft_facts = output.draft_facts
         state.num_cached_tokens = max(state.num_cached_tokens, output.num_cached_tokens or 0)
         if output.prompt_token_id_logprobs is not None:
             state.prompt_rows = np.asarray(output.prompt_token_id_logprobs, dtype=np.float32)
@@ -263,6 +271,7 @@ class EngineDriver:
                 tuple(step[internal] for step in self._observer.steps if internal in step)
                 for internal in state.internal_ids
             ),
+            draft_facts=None if state.draft_facts is None else tuple(state.draft_facts),
             produced=tuple(tuple(completion.produced) for completion in state.completions),
             finished=state.finished,
             error=state.error,

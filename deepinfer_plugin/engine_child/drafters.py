@@ -15,6 +15,8 @@ import numpy as np
 if TYPE_CHECKING:
     import torch
 
+    from deepinfer_plugin.speculative.record import DraftRecord
+
 DRAFTERS = ("right", "wrong", "partly", "systematic", "nan", "outside", "random")
 LENGTHS = ("random", "none", "confidence")
 PERIOD = 32  # positions after which ``systematic`` counts anew: a page of tests, and a multiple of 2 and 8
@@ -54,6 +56,7 @@ class InjectedDrafter:
         self._random = np.random.default_rng(0)
         self._num_tried = np.zeros((PERIOD, num_drafts + 1), dtype=np.int64)  # by position and right drafts
         self._device = req_states.all_token_ids.gpu.device
+        self.record: DraftRecord | None = None  # where confidences are kept
         self.draft_token_confidence_probs = torch.ones(req_states.max_num_reqs, num_drafts, device=self._device)
 
     def propose(self, input_batch: Any, *args: Any, dummy_run: bool = False, **kwargs: Any) -> torch.Tensor:
@@ -62,11 +65,16 @@ class InjectedDrafter:
 
         del args, kwargs
         drafts = torch.zeros(input_batch.num_reqs, self._count, dtype=torch.int64)
+        confidence = torch.zeros(input_batch.num_reqs, self._count, dtype=torch.float32)
         if not dummy_run:
             for row, slot in enumerate(input_batch.idx_mapping.tolist()):
                 drafts[row] = torch.tensor(self._drafts(slot), dtype=torch.int64)
-        confidence = self._random.random((input_batch.num_reqs, self._count))
-        self.draft_token_confidence_probs[: input_batch.num_reqs] = torch.from_numpy(confidence).float()
+                length = int(self._states.total_len.gpu[slot])
+                confidence[row] = said_confidence(self._states.all_token_ids.gpu[slot, :length].tolist(), self._count)
+            confidence = confidence.to(self._device)
+            self.draft_token_confidence_probs[: input_batch.num_reqs] = confidence
+            if self.record is not None:
+                self.record.store_confidence(input_batch.idx_mapping, confidence)
         return drafts.to(self._device)
 
     def _drafts(self, slot: int) -> list[int]:
@@ -105,10 +113,21 @@ def _drawn(tokens: torch.Tensor, largest: int) -> int:
     return int(np.random.default_rng(tokens.tolist()).integers(0, largest + 1))
 
 
+def said_confidence(tokens: Sequence[int], count: int) -> torch.Tensor:
+    """What an injected drafter says of its drafts behind ``tokens``, prompt and answer so far: [count] fp32.
+
+    It is a function of the tokens, so that a test knows it of every step.
+    """
+    import torch
+
+    return torch.from_numpy(np.random.default_rng([1, *tokens]).random(count, dtype=np.float32))
+
+
 def inject(engine: Any, kind: str, answers: Answers) -> None:
     """Put a drafter in the place of that of an engine of this process."""
     runner = engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
     drafter = InjectedDrafter(kind, runner.req_states, runner.num_speculative_steps, runner.vocab_size, answers)
+    drafter.record = runner.sampler.drafts
     runner.speculator.propose = drafter.propose
     runner.speculator.draft_token_confidence_probs = drafter.draft_token_confidence_probs
 

@@ -39,12 +39,13 @@ class Request:
 class Action:
     """Something done between two engine steps: first the aborts, then the additions, then ``steps`` engine steps.
 
-    ``steps`` None runs until no request is left.
+    ``steps`` None runs until no request is left. ``reset_image_caches`` forgets processed and encoded images.
     """
 
     add: tuple[Request, ...] = ()
     abort: tuple[str, ...] = ()
     reset_prefix_cache: bool = False
+    reset_image_caches: bool = False
     steps: int | None = None
 
 
@@ -86,12 +87,14 @@ class RequestFacts:
     ``chunks`` lists, per completion, how many tokens of it each engine step computed, and ``produced`` how many output
     tokens each step that brought any did; ``error`` is the text with which vLLM refused it. ``num_cached_tokens`` is
     the hit of its first scheduling only, as vLLM reports it.
+    ``draft_facts`` are those of its answer, None where it did not ask for them.
     """
 
     outputs: tuple[OutputFacts, ...] = ()
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     chunks: tuple[tuple[int, ...], ...] = ()
+    draft_facts: tuple[Mapping[str, Any], ...] | None = None
     produced: tuple[tuple[int, ...], ...] = ()
     finished: bool = False
     error: str | None = None
@@ -103,8 +106,8 @@ class RunFacts:
 
     ``kv_usage`` is the share of cache blocks still held at the end, 0 unless requests are left. ``fault_calls`` counts
     per planted fault how often its changed code ran; ``observed`` holds what observers among them saw. ``replay`` are
-    the counts of ``replay.counters`` by name, ``drafts`` those of ``speculative.counters``: verified and accepted by
-    draft position, ``schedule`` those of ``speculative.schedule``.
+    the counts of ``replay.counters`` by name, ``drafts`` those of ``speculative.counters``: drafted, verified and
+    accepted by draft position, ``confidence_error`` its sums, ``schedule`` those of ``speculative.schedule``.
     """
 
     steps: tuple[Mapping[str, int], ...] = ()
@@ -118,6 +121,7 @@ class RunFacts:
     replay: Mapping[str, int] = field(default_factory=dict)
     drafts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     schedule: Mapping[str, float] = field(default_factory=dict)
+    confidence_error: tuple[float, ...] = ()
 
 
 def runs_to_json(runs: Sequence[EngineRun]) -> list[dict[str, Any]]:
@@ -156,13 +160,15 @@ def facts_from_json(value: Mapping[str, Any]) -> RunFacts:
                 **facts,
                 "outputs": tuple(OutputFacts(**output) for output in facts["outputs"]),
                 "chunks": tuple(tuple(sizes) for sizes in facts["chunks"]),
+                "draft_facts": None if facts["draft_facts"] is None else tuple(facts["draft_facts"]),
                 "produced": tuple(tuple(counts) for counts in facts["produced"]),
             }
         )
         for name, facts in value["requests"].items()
     }
     drafts = {name: tuple(counts) for name, counts in value["drafts"].items()}
-    return RunFacts(**{**value, "steps": tuple(value["steps"]), "requests": requests, "drafts": drafts})
+    others = {"steps": tuple(value["steps"]), "confidence_error": tuple(value["confidence_error"])}
+    return RunFacts(**{**value, **others, "requests": requests, "drafts": drafts})
 
 
 def _run(value: dict[str, Any]) -> EngineRun:

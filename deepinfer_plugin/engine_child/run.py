@@ -72,7 +72,13 @@ class _Child:
         self._command = [sys.executable, "-m", "deepinfer_plugin.engine_child.child", str(plan), str(self._out)]
 
     def __enter__(self) -> _Child:
-        environment = envs.child_environment({"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"})
+        environment = envs.child_environment(
+            {
+                "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+                "OMP_NUM_THREADS": "1",
+                envs.WORKER_START_SWITCH: "fork",  # workers of several ranks share what the child has imported
+            }
+        )
         with open(self._log, "wb") as log:
             self._process = subprocess.Popen(
                 self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment

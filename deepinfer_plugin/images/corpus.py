@@ -49,16 +49,29 @@ def _valid(source: random.Random) -> bytes:
             ("L", "JPEG"),
             ("1", "PNG"),
             ("P", "GIF"),
-            ("CMYK", "JPEG"),
         ]
     )
     return _encoded(picture.convert(mode), file_format)
 
 
-def _rotated(source: random.Random) -> bytes:
+def _with_orientation(source: random.Random, orientation: int) -> bytes:
     exif = Image.Exif()
-    exif[_ORIENTATION] = source.randint(1, 8)
-    return _encoded(make_picture((source.randrange(99), 90, 60)), "JPEG", exif=exif)
+    exif[_ORIENTATION] = orientation
+    file_format = source.choice(("JPEG", "PNG", "TIFF", "WEBP"))
+    return _encoded(make_picture((source.randrange(99), 90, 60)), file_format, exif=exif)
+
+
+def _upright(source: random.Random) -> bytes:
+    return _with_orientation(source, 1)
+
+
+def _rotated(source: random.Random) -> bytes:
+    return _with_orientation(source, source.randint(2, 8))
+
+
+def _cmyk(source: random.Random) -> bytes:
+    picture = make_picture((source.randrange(99), source.randint(20, 90), source.randint(20, 90)))
+    return _encoded(picture.convert("CMYK"), source.choice(("JPEG", "TIFF")))
 
 
 def _truncated(source: random.Random) -> bytes:
@@ -70,6 +83,14 @@ def _corrupt(source: random.Random) -> bytes:
     data = bytearray(_valid(source))
     for _ in range(source.randint(1, 40)):
         data[source.randrange(len(data))] = source.randrange(256)
+    return bytes(data)
+
+
+def _broken_checksum(source: random.Random) -> bytes:
+    """Wrong bytes inside the compressed pixels, most of which would still be read as some picture."""
+    data = bytearray(_encoded(make_picture((source.randrange(99), 120, 80)), "PNG"))
+    first = source.randrange(200, len(data) - 600)
+    data[first : first + 500] = bytes(500)
     return bytes(data)
 
 
@@ -147,8 +168,11 @@ def _other_format(source: random.Random) -> bytes:
 
 _KINDS: tuple[tuple[str, int, Callable[[random.Random], bytes], bool | None], ...] = (
     ("valid", 40, _valid, True),
-    ("rotated", 4, _rotated, True),
+    ("upright", 2, _upright, True),
+    ("rotated", 4, _rotated, False),
+    ("CMYK", 4, _cmyk, False),
     ("corrupt", 20, _corrupt, None),
+    ("broken checksum", 4, _broken_checksum, False),
     ("truncated", 8, _truncated, False),
     ("bomb", 4, _bomb, False),
     ("narrow", 4, _narrow, False),

@@ -5,18 +5,19 @@ Pillow reads sizes from the header of a file, so that a file which announces too
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 from vllm import envs as vllm_envs
 from vllm.multimodal.image import normalize_image
 from vllm.multimodal.media import ImageMediaIO, MediaWithBytes
 
-from deepinfer_plugin.errors import PromptError
+from deepinfer_plugin.errors import PromptError, SettingError
 from deepinfer_plugin.images.layout import longest_column, longest_row
 from deepinfer_plugin.model.config import VisionConfig
 
@@ -27,6 +28,9 @@ _STILLS_OF_SEVERAL = ("MPO",)  # a photograph with a preview or a depth map behi
 _BYTES_PER_PIXEL = 4  # what vLLM charges to a request's budget
 # One value of 8 bits per channel, or a palette of such. Pillow clips wider ones instead of scaling them.
 _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
+_ORIENTATION = 0x0112  # EXIF tag
+_TURNED = range(2, 9)  # its values for pixels that do not lie as the picture is to be seen
+CONVERT = "convert"
 
 
 class ImageIO(ImageMediaIO):
@@ -34,8 +38,13 @@ class ImageIO(ImageMediaIO):
 
     config: VisionConfig
 
+    @property
+    def converts(self) -> bool:
+        """Whether the operator lets CMYK and rotated pictures be converted."""
+        return converts({"image": self.kwargs})
+
     def load_bytes(self, data: bytes) -> MediaWithBytes[Image.Image]:
-        """Decode one file, turned upright as its EXIF data says.
+        """Decode one file. Where the operator allows conversions, EXIF data may turn it upright and CMYK becomes RGB.
 
         Args:
             data: the file.
@@ -51,6 +60,10 @@ class ImageIO(ImageMediaIO):
             check_picture(image, self.config)
             if self.decoded_budget is not None:
                 self.decoded_budget.charge(image.width * image.height * _BYTES_PER_PIXEL)
+            if not self.converts:
+                check_plain(image)
+            if image.format == "PNG":
+                Image.open(BytesIO(data), formats=["PNG"]).verify()  # load() looks at no checksum of the pixels
             announced = image.size
             image.load()
             if image.size != announced:
@@ -104,7 +117,40 @@ def check_picture(image: Image.Image, config: VisionConfig) -> None:
         raise PromptError("image: the file holds several frames, expected a still image; send one frame")
 
 
-@contextmanager
+def check_plain(image: Image.Image) -> None:
+    """Refuse a picture that becomes RGB in more than one way; reads no pixels but those in front of a PNG's EXIF data.
+
+    The model takes RGB pixels: its own preprocessing names neither a colour profile nor a rotation.
+
+    Raises:
+        PromptError: names what would have to be converted.
+    """
+    hint = f'or let the operator start with --media-io-kwargs \'{{"image": {{"{CONVERT}": true}}}}\''
+    if image.mode == "CMYK":
+        raise PromptError(f"image: the pixels are CMYK, expected RGB or gray; convert the image, {hint}")
+    orientation = None
+    with contextlib.suppress(Exception):  # EXIF data that cannot be read turns nothing
+        orientation = image.getexif().get(_ORIENTATION)
+    if orientation in _TURNED:
+        raise PromptError(
+            f"image: its EXIF data asks for a rotation (orientation {orientation}), expected an upright image; turn "
+            f"the pixels and save it without that entry, {hint}"
+        )
+
+
+def converts(media_io_kwargs: Mapping[str, Mapping[str, Any]] | None) -> bool:
+    """The operator's word on conversions, from vLLM's option of that name.
+
+    Raises:
+        SettingError: it is neither true nor false.
+    """
+    value = (media_io_kwargs or {}).get("image", {}).get(CONVERT, False)
+    if not isinstance(value, bool):
+        raise SettingError(f"--media-io-kwargs: {CONVERT} of image is {value!r}, expected true or false")
+    return value
+
+
+@contextlib.contextmanager
 def _one_error() -> Iterator[None]:
     """Pillow's readers raise nearly anything on a damaged file; to a caller it is one kind of error."""
     try:

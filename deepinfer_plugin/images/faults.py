@@ -8,6 +8,8 @@ from typing import Any
 from unittest import mock
 
 import torch
+from vllm.v1.core.sched.output import NewRequestData
+from vllm.v1.worker.gpu.mm.encoder_runner import EncoderRunner
 
 from deepinfer_plugin.engine_child.faults import Calls
 from deepinfer_plugin.images.processing import ImageProcessor
@@ -29,6 +31,59 @@ def features_mixed_in_a_batch() -> Iterator[Calls]:
         return [span + mean / 64 for span in spans]
 
     with mock.patch.object(DeepseekV41ForCausalLM, "embed_multimodal", mixed):
+        yield count
+
+
+@contextmanager
+def span_shifted_at_a_chunk_border() -> Iterator[Calls]:
+    """A chunk that begins inside a span takes the features of its rows one row too late."""
+    count, original = Calls(), EncoderRunner.gather_mm_embeddings
+
+    def shifted(runner: EncoderRunner, *args: Any, **options: Any) -> Any:
+        found, mask = original(runner, *args, **options)
+        names, _, counts, _, prompts, computed = args
+        item = 0
+        for name, first, chunk, length in zip(names, computed, counts, prompts, strict=True):
+            spans = [feature.mm_position for feature in runner.encoder_cache.mm_features[name]]
+            for span in spans if first < length else ():
+                if span.offset < first + chunk and span.offset + span.length > first:
+                    is_cut = span.offset < first and len(found[item]) > 1
+                    count.calls += bool(is_cut)
+                    found[item] = found[item].roll(1, 0) if is_cut else found[item]
+                    item += 1
+        return found, mask
+
+    with mock.patch.object(EncoderRunner, "gather_mm_embeddings", shifted):
+        yield count
+
+
+@contextmanager
+def spans_lost_after_preemption() -> Iterator[Calls]:
+    """A request that comes a second time under its id has no image rows."""
+    count, original = Calls(), ImageState.add_request
+    seen: set[str] = set()
+
+    def add_request(state: ImageState, slot: int, data: NewRequestData) -> None:
+        original(state, slot, data)
+        if data.req_id in seen:
+            count.calls += state._spans.pop(slot, None) is not None
+        seen.add(data.req_id)
+
+    with mock.patch.object(ImageState, "add_request", add_request):
+        yield count
+
+
+@contextmanager
+def images_counted() -> Iterator[Calls]:
+    """No fault: counts the images that pass the tower."""
+    count, original = Calls(), DeepseekV41ForCausalLM.embed_multimodal
+
+    def counted(model: DeepseekV41ForCausalLM, **kwargs: object) -> list[torch.Tensor]:
+        spans = original(model, **kwargs)
+        count.calls += len(spans)
+        return spans
+
+    with mock.patch.object(DeepseekV41ForCausalLM, "embed_multimodal", counted):
         yield count
 
 

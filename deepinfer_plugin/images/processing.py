@@ -14,7 +14,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.inputs import MultiModalDataDict
 from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems
 from vllm.multimodal.media import MediaWithBytes
-from vllm.multimodal.parse import MultiModalDataItems
+from vllm.multimodal.parse import ModalityDataItems, MultiModalDataItems, MultiModalDataParser
 from vllm.multimodal.processing import (
     BaseDummyInputsBuilder,
     BaseMultiModalProcessor,
@@ -25,11 +25,35 @@ from vllm.multimodal.processing import (
 
 from deepinfer_plugin.encoding.prompt import IMAGE_TOKEN
 from deepinfer_plugin.errors import PromptError
+from deepinfer_plugin.images.decode import check_picture, check_plain, converts
 from deepinfer_plugin.images.layout import ImageLayout, largest_layout
 from deepinfer_plugin.images.preprocess import picture_hash, to_patches
 from deepinfer_plugin.model.config import ModelConfig, VisionConfig
 
 MODALITY = "image"
+
+
+class PictureParser(MultiModalDataParser):
+    """Pictures that a program hands over, under the rules of files: vLLM would convert any of them to RGB, or clip it.
+
+    Args:
+        config: which shapes the tower can take.
+        has_conversions: whether CMYK and rotated pictures are converted.
+    """
+
+    def __init__(self, config: VisionConfig | None, has_conversions: bool, **options: Any) -> None:
+        super().__init__(**options)
+        self._config, self._has_conversions = config, has_conversions
+
+    def _parse_image_data(self, data: Any) -> ModalityDataItems[Any, Any] | None:
+        pictures = data if isinstance(data, list) else [data]
+        with _Refusing():
+            for picture in pictures:
+                if isinstance(picture, Image.Image) and self._config is not None:
+                    check_picture(picture, self._config)
+                    if not self._has_conversions:
+                        check_plain(picture)
+        return super()._parse_image_data(data)
 
 
 class ImageInfo(BaseProcessingInfo):
@@ -54,6 +78,11 @@ class ImageInfo(BaseProcessingInfo):
                 "processed; leave it out"
             )
         return None
+
+    def get_data_parser(self) -> PictureParser:
+        """With our checks in front of vLLM's conversions."""
+        options = self.ctx.get_mm_config().media_io_kwargs
+        return PictureParser(self.config.vision_config, converts(options))
 
     def get_supported_mm_limits(self) -> Mapping[str, int | None]:
         """Any number of images, or none for a checkpoint without a tower."""

@@ -18,11 +18,26 @@ from deepinfer_plugin.images.corpus import file_of
 from deepinfer_plugin.reference.pictures import make_picture
 from deepinfer_plugin.soak.run import answer_of, send
 from deepinfer_plugin.soak.server import MODEL, soak_server
-from deepinfer_plugin.soak.traffic import CHAT, Call
+from deepinfer_plugin.soak.traffic import CHAT, COMPLETIONS, Call
 
 pytestmark = pytest.mark.slow
 
-HOSTILE = ("truncated", "bomb", "narrow", "empty side", "animated", "16 bits", "floats", "no image", "other format")
+PLACEHOLDER = "<｜deepseek_image｜>"
+HOSTILE = (
+    *(
+        "broken checksum",
+        "truncated",
+        "bomb",
+        "narrow",
+        "empty side",
+        "animated",
+        "CMYK",
+        "16 bits",
+        "rotated",
+        "floats",
+    ),
+    *("no image", "other format"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +61,10 @@ def ask(server: Server, *parts: Any, **body: Any) -> tuple[int, bytes]:
     options = {"max_tokens": 4, "temperature": 0, "logprobs": True, "ignore_eos": True, "seed": 1}
     messages = [{"role": "user", "content": content}]
     return send(server.base_url, MODEL, Call(name="", path=CHAT, body={"messages": messages, **options, **body}))
+
+
+def complete(server: Server, prompt: str) -> tuple[int, bytes]:
+    return send(server.base_url, MODEL, Call(name="", path=COMPLETIONS, body={"prompt": prompt, "max_tokens": 4}))
 
 
 def image(url: str, **more: Any) -> dict[str, Any]:
@@ -79,12 +98,16 @@ def test_every_hostile_image_ends_in_one_400_and_neighbours_keep_their_bits(serv
     with ThreadPoolExecutor(6) as pool:
         neighbours = [pool.submit(ask, server, good) for _ in range(6)]
         refused = {name: pool.submit(ask, server, part) for name, part in parts.items()}
+        typed = pool.submit(complete, server, f"a {PLACEHOLDER} typed into a raw prompt")
         for name, future in refused.items():
             status, body = future.result()
             assert status == 400, (name, status, body)
             message = json.loads(body)["error"]["message"]
             assert "messages[0].content[1]" in message, (name, message)
             assert "Traceback" not in message
+        status, body = typed.result()
+        assert status == 400, body
+        assert "comes without an image" in json.loads(body)["error"]["message"]
         for neighbour in neighbours:
             status, body = neighbour.result()
             assert status == 200
@@ -92,7 +115,7 @@ def test_every_hostile_image_ends_in_one_400_and_neighbours_keep_their_bits(serv
 
 
 def test_a_placeholder_typed_as_text_is_text_beside_an_image(server: Server) -> None:
-    typed = {"type": "text", "text": "<｜deepseek_image｜>"}
+    typed = {"type": "text", "text": PLACEHOLDER}
     status, body = ask(server, typed, image(picture_url(1)))
     assert status == 200, body
 

@@ -31,7 +31,7 @@ class Block(nn.Module):
         self.hc_ffn_fn, self.hc_ffn_scale, self.hc_ffn_base = mix_parameters(config)
         self.engram = Engram(context, layer) if layer in config.engram_layer_ids else None
         self.attn = Attention(context, layer, f"{prefix}.attn", kv_source)
-        self.ffn = MoE(context, *context.expert_counts(layer))
+        self.ffn = MoE(context, layer)
 
     def forward(
         self,

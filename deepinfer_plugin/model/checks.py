@@ -10,6 +10,7 @@ from vllm.platforms import current_platform
 from deepinfer_plugin import envs, variables
 from deepinfer_plugin.cache.specs import block_size, num_drafts
 from deepinfer_plugin.encoding import renderer_mode
+from deepinfer_plugin.eplb.options import EplbOptions
 from deepinfer_plugin.errors import ConfigError, SettingError
 from deepinfer_plugin.grammar import admission, trigger
 from deepinfer_plugin.model.config import ModelConfig
@@ -191,6 +192,12 @@ def check_parallel_sizes(vllm_config: "VllmConfig") -> None:
             f"DeepseekV41ForCausalLM: data_parallel_size is {replicas} with enable_expert_parallel and "
             f"{ENCODER_VARIABLE} is {str(replay.encoder)!r}, expected exact: replicas do not agree on replayed rows"
         )
+    balancing = EplbOptions.of_engine(vllm_config)
+    if balancing is not None:
+        has_expert_parallel = parallel.enable_expert_parallel
+        balancing.check(config.n_routed_experts, tensor_size * replicas, has_expert_parallel=has_expert_parallel)
+        if balancing.is_async:
+            logger.info("Experts are moved between two steps: use_async of --eplb-config has no effect")
     has_drafts = vllm_config.speculative_config is not None
     if has_drafts and replicas > 1:
         raise ConfigError(
@@ -198,7 +205,9 @@ def check_parallel_sizes(vllm_config: "VllmConfig") -> None:
             "speculative_config set, expected no drafts: replicas do not agree on the rows of a draft pass; leave "
             "--speculative-config or --enable-expert-parallel out"
         )
-    check_sizes(config, tensor_size, tensor_size * replicas, has_drafts=has_drafts)
+    check_sizes(
+        config, tensor_size, tensor_size * replicas, has_drafts=has_drafts, are_replicated=balancing is not None
+    )
 
 
 def check_verification(speculative: "SpeculativeConfig", settings: Settings) -> None:
@@ -238,7 +247,7 @@ def check_engine_options(vllm_config: "VllmConfig") -> None:
                 "experts only, use --tensor-parallel-size, --enable-expert-parallel or --data-parallel-size"
             )
     for name, reason in (
-        ("enable_eplb", "moving experts between devices is not part of the promise yet"),
+        ("enable_elastic_ep", "the number of ranks stays as it is while an engine runs"),
         ("enable_dbo", "micro-batches of the Engram layers are not supported"),
     ):
         if getattr(parallel, name):

@@ -11,38 +11,47 @@ import torch
 from torch.nn.functional import pad
 from vllm.forward_context import get_forward_context
 
-from deepinfer_plugin.model.parallel import Parallel
-from deepinfer_plugin.model.shares import own_experts
+from deepinfer_plugin.model.context import BuildContext
+from deepinfer_plugin.model.placement import Placement
+from deepinfer_plugin.model.shares import own_slots
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routed:
     """Rows and their experts. ``topk_idx`` counts the experts of this rank; -1: the expert is on another one.
 
-    x: [num_rows, hidden_size]; topk_idx, topk_weights: [num_rows, top_k].
+    x: [num_rows, hidden_size]; topk_idx, topk_weights: [num_rows, top_k]. ``slots`` are the places of the experts among
+    those of all ranks, for the rows that were given, [num_given_rows, top_k] int64.
     """
 
     x: torch.Tensor
     topk_idx: torch.Tensor
     topk_weights: torch.Tensor
+    slots: torch.Tensor
 
 
 class ExpertExchange:
     """Sends rows and fetches results for one mixture of experts.
 
     Attributes:
-        experts: ids whose weights are on this rank.
+        slots: places for experts on this rank.
+        placement: which experts are where, if they can move.
     """
 
-    def __init__(self, parallel: Parallel, num_experts: int) -> None:
-        self._tensor, self._ranks = parallel.tensor, parallel.experts
-        self._num_replicas = parallel.num_replicas
-        self.experts = own_experts(num_experts, parallel)
+    def __init__(self, context: BuildContext, layer: int) -> None:
+        parallel, (num_experts, _) = context.parallel, context.expert_counts(layer)
+        is_counted = context.is_backbone(layer)
+        num_extra = parallel.num_extra_experts if is_counted else 0
+        self._tensor, self._ranks, self._replicas = parallel.tensor, parallel.experts, parallel.replicas
+        self.slots = own_slots(num_experts, parallel, num_extra)
+        is_moved = parallel.balancing is not None and is_counted
+        self.placement = Placement(num_experts, num_experts + num_extra) if is_moved else None
+        self._load, self._layer = context.load if is_counted else None, layer
 
     @property
     def has_replicas(self) -> bool:
         """Whether rows of other replicas come to this rank."""
-        return self._num_replicas > 1
+        return not self._replicas.is_alone
 
     def send(self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor) -> Routed:
         """The rows of all replicas, replica by replica, each filled up with rows that no expert takes.
@@ -52,36 +61,42 @@ class ExpertExchange:
             topk_idx: [num_rows, top_k] int32 expert ids.
             topk_weights: [num_rows, top_k] fp32.
         """
+        slots = topk_idx.long() if self.placement is None else self.placement.slots(topk_idx)
+        if self._load is not None:
+            self._load.add(self._layer, slots)
+        sent = topk_idx if self.placement is None else slots.int()
         if self.has_replicas:
-            x, topk_idx, topk_weights = (
-                self._from_replicas(rows, filling) for rows, filling in ((x, 0.0), (topk_idx, -1), (topk_weights, 0.0))
+            x, sent, topk_weights = (
+                self._from_replicas(rows, filling) for rows, filling in ((x, 0.0), (sent, -1), (topk_weights, 0.0))
             )
-        here = topk_idx - self.experts.start
-        is_here = (here >= 0) & (here < len(self.experts))
-        return Routed(x=x, topk_idx=torch.where(is_here, here, -1), topk_weights=topk_weights)
+        here = sent - self.slots.start
+        is_here = (here >= 0) & (here < len(self.slots))
+        return Routed(x=x, topk_idx=torch.where(is_here, here, -1), topk_weights=topk_weights, slots=slots)
 
-    def fetch(self, out: torch.Tensor, topk_idx: torch.Tensor) -> torch.Tensor:
+    def fetch(self, out: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
         """All slots of this replica's rows, in this rank's columns.
 
         Args:
             out: [rows of all replicas, top_k, hidden_size], results of this rank's experts.
-            topk_idx: [num_rows, top_k] int32, as given to ``send``.
+            slots: [num_rows, top_k] int64, as ``send`` chose them.
 
         Returns:
             [num_rows, top_k, hidden_size / ranks of a replica], dtype of ``out``.
         """
-        num_rows, top_k = topk_idx.shape
-        blocks = out.view(self._num_replicas, -1, top_k, self._tensor.size, out.shape[2] // self._tensor.size)
+        num_rows, top_k = slots.shape
+        blocks = out.view(self._replicas.size, -1, top_k, self._tensor.size, out.shape[2] // self._tensor.size)
         parts = blocks.permute(0, 3, 1, 2, 4).flatten(0, 1)  # [ranks, rows of a replica, top_k, columns of a rank]
         found = self._ranks.exchange(parts)[:, :num_rows]
-        owner = (topk_idx // len(self.experts)).long()[None, :, :, None]
+        owner = (slots // len(self.slots))[None, :, :, None]
         return torch.gather(found, 0, owner.expand(1, *found.shape[1:]))[0]
 
     def _from_replicas(self, rows: torch.Tensor, filling: float) -> torch.Tensor:
-        """[num_rows, n] of every replica -> [replicas * rows of the longest, n]."""
+        """[num_rows, n] of every replica -> [replicas * rows of the longest, n].
+
+        The ranks of a replica hold the same rows, so one of each replica sends them to this one.
+        """
         metadata = get_forward_context().dp_metadata
         assert metadata is not None, "vLLM agrees on the rows of a step where there are replicas"
         longest = int(metadata.num_tokens_across_dp_cpu.numpy().max())
         padded = pad(rows, (0, 0, 0, longest - rows.shape[0]), value=filling)
-        # the ranks of a replica hold the same rows: of each replica, take those of its first rank
-        return self._ranks.gather(padded)[:: self._tensor.size].flatten(0, 1)
+        return self._replicas.gather(padded).flatten(0, 1)

@@ -10,6 +10,7 @@ from vllm.logger import init_logger
 from vllm.model_executor.models.interfaces import SupportsMultiModal
 from vllm.multimodal import MULTIMODAL_REGISTRY
 
+from deepinfer_kernels.dispatch import KernelSet, choose_kernel_set
 from deepinfer_kernels.hc_collapse import hc_collapse
 from deepinfer_plugin import __version__, envs
 from deepinfer_plugin.cache.groups import cache_groups
@@ -29,7 +30,7 @@ from deepinfer_plugin.model.step import Step
 from deepinfer_plugin.model.tensors import Group
 from deepinfer_plugin.model.vision import Aligner, VisionTower, image_span
 from deepinfer_plugin.model.weights import TEXT_ONLY, load_into
-from deepinfer_plugin.platforms.capabilities import KERNEL_SETS
+from deepinfer_plugin.platforms.capabilities import kernel_set_of
 from deepinfer_plugin.replay.inputs import EncoderPassInputs, ReplayInputs
 
 if TYPE_CHECKING:
@@ -60,11 +61,14 @@ class DeepseekV41ForCausalLM(nn.Module, SupportsMultiModal):
 
     def __init__(self, *, vllm_config: "VllmConfig", prefix: str = "") -> None:
         super().__init__()
-        envs.enter_batch_invariant_mode(vllm_config.device_config.device_type)
+        device_type = vllm_config.device_config.device_type
+        envs.enter_batch_invariant_mode(device_type)
+        if device_type != "cpu":
+            choose_kernel_set(KernelSet(kernel_set_of(device_type)))
         config = ModelConfig.from_hf(vllm_config.model_config.hf_config)
         context = BuildContext.of_engine(vllm_config, config)
         self.config, self.arithmetic = config, context.arithmetic
-        self.parallel, self.rule = context.parallel, context.rule
+        self.parallel, self.rule, self.load = context.parallel, context.rule, context.load
         ranks = self.parallel.tensor
         self.embed = Embedding(config.vocab_size, config.hidden_size, ranks)
         self.rotary = RotaryTables(config)
@@ -88,7 +92,7 @@ class DeepseekV41ForCausalLM(nn.Module, SupportsMultiModal):
         logger.info(
             "deepinfer_plugin %s serves DeepseekV41ForCausalLM; kernel set: %s; arithmetic: %s",
             __version__,
-            KERNEL_SETS[vllm_config.device_config.device_type],
+            kernel_set_of(device_type),
             self.arithmetic.value,
         )
 
@@ -137,6 +141,10 @@ class DeepseekV41ForCausalLM(nn.Module, SupportsMultiModal):
     def lm_head(self) -> Head:
         """The head under the name that vLLM's draft models share it by."""
         return self.head
+
+    def blocks(self) -> tuple[Block, ...]:
+        """The layers of the backbone in order."""
+        return self._encoder + self._decoder
 
     def get_eagle3_default_aux_hidden_state_layers(self) -> tuple[int, ...]:
         """Layers whose input the draft model of the checkpoint reads."""

@@ -36,6 +36,10 @@ class RoutedExperts(nn.Module):
         self.w2 = frozen(num_experts, hidden_size, intermediate_size // 2, dtype=torch.uint8)
         self.w2_scale = frozen(num_experts, hidden_size, intermediate_size // 32, dtype=torch.uint8)
 
+    def moved(self) -> tuple[torch.Tensor, ...]:
+        """What goes along when an expert moves, each [num_experts, ...] uint8."""
+        return self.w13.data, self.w13_scale.data, self.w2.data, self.w2_scale.data
+
 
 class SharedExpert(nn.Module):
     """Weights of the expert every token passes, MXFP8; ranks own outputs of its second product."""
@@ -52,18 +56,17 @@ class SharedExpert(nn.Module):
 class MoE(TensorModule):
     """Routed experts in ascending id, then the shared expert, summed in fp32 and rounded once."""
 
-    def __init__(self, context: BuildContext, num_experts: int, num_experts_per_tok: int) -> None:
+    def __init__(self, context: BuildContext, layer: int) -> None:
         super().__init__()
         config = context.config
-        self.top_k = num_experts_per_tok
+        num_experts, self.top_k = context.expert_counts(layer)
         self.scaling = config.routed_scaling_factor
         self.limit = config.swiglu_limit
         self.quantize, self.side = context.arithmetic.quantize, context.side
         self.ranks, self.num_shares = context.parallel.tensor, context.parallel.experts.size
-        self.exchange = ExpertExchange(context.parallel, num_experts)
+        self.exchange = ExpertExchange(context, layer)
         self.gate = Router(num_experts, config.hidden_size, has_images=config.vision_config is not None)
-        num_here = len(self.exchange.experts)
-        self.experts = RoutedExperts(num_here, config.moe_intermediate_size, config.hidden_size)
+        self.experts = RoutedExperts(len(self.exchange.slots), config.moe_intermediate_size, config.hidden_size)
         self.shared_experts = SharedExpert(context)
 
     def forward(
@@ -98,7 +101,7 @@ class MoE(TensorModule):
             return experts_output(routed, shared, streams, mix.post, mix.comb)
         sent = self.exchange.send(x, topk_idx, topk_weights)
         rows = None if self.exchange.has_replicas else given.expert_rows
-        routed = self.exchange.fetch(self._routed(sent.x, sent.topk_idx, sent.topk_weights, rows), topk_idx)
+        routed = self.exchange.fetch(self._routed(sent.x, sent.topk_idx, sent.topk_weights, rows), sent.slots)
         self.side.join(x)
         y = self.ranks.gather_columns(moe_combine(routed, shared))
         return hc_post(y, streams, mix.post, mix.comb)

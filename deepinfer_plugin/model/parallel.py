@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from deepinfer_batch_invariant.collectives import Ranks
+from deepinfer_plugin.eplb.options import EplbOptions
 from deepinfer_plugin.errors import ConfigError
 from deepinfer_plugin.model.config import ModelConfig
+from deepinfer_plugin.model.groups import ranks_of
 from deepinfer_plugin.model.tensors import SCALE_BLOCK
 
 if TYPE_CHECKING:
@@ -23,40 +25,49 @@ TENSOR_SIZES = (1, 2, 4, 8)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parallel:
-    """The two groups of this process.
+    """The groups of this process.
 
     Attributes:
         tensor: ranks that share every layer and see the same rows.
         experts: ranks that share the routed experts: those of ``tensor``, or with expert parallelism those of all
             data-parallel replicas, replica by replica.
+        replicas: one rank of each replica whose rows meet at the experts: those with this rank's place in ``tensor``.
+        balancing: how experts move between ranks; None: they stay.
+        num_extra_experts: replicas of experts in every layer of the backbone.
     """
 
     tensor: Ranks = field(default_factory=Ranks)
     experts: Ranks = field(default_factory=Ranks)
+    replicas: Ranks = field(default_factory=Ranks)
+    balancing: EplbOptions | None = None
+    num_extra_experts: int = 0
 
     @classmethod
-    def from_vllm(cls, vllm_config: "VllmConfig") -> "Parallel":
+    def from_vllm(cls, vllm_config: "VllmConfig", config: ModelConfig) -> "Parallel":
         """The groups that vLLM has made for this worker."""
         options = vllm_config.parallel_config
         if options.tensor_parallel_size * options.data_parallel_size == 1:
             return cls()
-        from vllm.distributed.parallel_state import get_ep_group, get_tp_group
+        from vllm.distributed.parallel_state import get_dp_group, get_ep_group, get_tp_group
 
-        tensor = _ranks(get_tp_group())
-        return cls(tensor=tensor, experts=_ranks(get_ep_group()) if options.enable_expert_parallel else tensor)
+        tensor = ranks_of(get_tp_group())
+        if not options.enable_expert_parallel:
+            return cls(tensor=tensor, experts=tensor)
+        experts = ranks_of(get_ep_group())
+        balancing = EplbOptions.of_engine(vllm_config)
+        num_extra = 0 if balancing is None else balancing.extra_experts(config.n_routed_experts, experts.size)
+        return cls(
+            tensor=tensor,
+            experts=experts,
+            replicas=experts if tensor.is_alone else ranks_of(get_dp_group()),
+            balancing=balancing,
+            num_extra_experts=num_extra,
+        )
 
     @property
     def num_replicas(self) -> int:
         """Data-parallel replicas whose rows meet at the experts."""
-        return self.experts.size // self.tensor.size
-
-
-def _ranks(group: object) -> Ranks:
-    """A group of vLLM as ours; alone it needs no process group."""
-    size = group.world_size  # type: ignore[attr-defined]
-    if size == 1:
-        return Ranks()
-    return Ranks(rank=group.rank_in_group, size=size, group=group.device_group)  # type: ignore[attr-defined]
+        return self.replicas.size
 
 
 def equal_replicas(vllm_config: "VllmConfig", num_tokens: int) -> torch.Tensor:
@@ -64,7 +75,9 @@ def equal_replicas(vllm_config: "VllmConfig", num_tokens: int) -> torch.Tensor:
     return torch.full((vllm_config.parallel_config.data_parallel_size,), num_tokens, dtype=torch.int32)
 
 
-def check_sizes(config: ModelConfig, tensor_size: int, expert_size: int, *, has_drafts: bool = False) -> None:
+def check_sizes(
+    config: ModelConfig, tensor_size: int, expert_size: int, *, has_drafts: bool = False, are_replicated: bool = False
+) -> None:
     """Refuse numbers of ranks that do not divide the model.
 
     Args:
@@ -72,6 +85,7 @@ def check_sizes(config: ModelConfig, tensor_size: int, expert_size: int, *, has_
         tensor_size: ranks that share every layer.
         expert_size: ranks that share the routed experts.
         has_drafts: whether the draft blocks are served too.
+        are_replicated: whether replicas fill up the experts of the backbone to a number that the ranks divide.
 
     Raises:
         ConfigError: names the size and what it does not divide.
@@ -92,7 +106,7 @@ def check_sizes(config: ModelConfig, tensor_size: int, expert_size: int, *, has_
     }
     for name, count in blocks.items():
         _require_division("tensor_parallel_size", tensor_size, name, count)
-    experts = {"n_routed_experts": config.n_routed_experts}
+    experts = {} if are_replicated else {"n_routed_experts": config.n_routed_experts}
     if has_drafts:
         experts["dspark_n_routed_experts"] = config.dspark_n_routed_experts
     for name, count in experts.items():

@@ -52,11 +52,12 @@ class Shares:
         count = whole // ranks.size
         return range(ranks.rank * count, (ranks.rank + 1) * count)
 
-    def experts(self, name: str) -> range:
-        """Experts of the layer of tensor ``name`` whose weights are here."""
-        config = self._config
-        count = config.dspark_n_routed_experts if name.startswith("mtp.") else config.n_routed_experts
-        return own_experts(count, self._parallel)
+    def experts(self, name: str) -> tuple[int, ...]:
+        """Experts of the layer of tensor ``name`` whose weights are here, by slot."""
+        config, parallel = self._config, self._parallel
+        if name.startswith("mtp."):
+            return own_experts(config.dspark_n_routed_experts, parallel)
+        return own_experts(config.n_routed_experts, parallel, parallel.num_extra_experts)
 
     def num_bytes(self, specs: dict[str, TensorSpec]) -> int:
         """Bytes of this rank's rows of all ``specs``."""
@@ -68,10 +69,15 @@ class Shares:
         return total
 
 
-def own_experts(num_experts: int, parallel: Parallel) -> range:
-    """Experts that this rank holds: an equal run of ids for every rank."""
-    count = num_experts // parallel.experts.size
+def own_slots(num_experts: int, parallel: Parallel, num_extra: int = 0) -> range:
+    """Places for experts on this rank: an equal run for every rank, ``num_extra`` of them for replicas."""
+    count = (num_experts + num_extra) // parallel.experts.size
     return range(parallel.experts.rank * count, (parallel.experts.rank + 1) * count)
+
+
+def own_experts(num_experts: int, parallel: Parallel, num_extra: int = 0) -> tuple[int, ...]:
+    """Experts in these places as long as none has moved: ids ascend, and behind the last one they begin anew."""
+    return tuple(slot % num_experts for slot in own_slots(num_experts, parallel, num_extra))
 
 
 def own_engram_columns(config: ModelConfig, parallel: Parallel) -> range:

@@ -15,7 +15,7 @@ PARALLEL: dict[str, Any] = {
     "pipeline_parallel_size": 1,
     "prefill_context_parallel_size": 1,
     "decode_context_parallel_size": 1,
-    "enable_eplb": False,
+    "enable_elastic_ep": False,
     "enable_dbo": False,
 }
 
@@ -43,8 +43,8 @@ def test_pipeline_and_context_parallelism_are_refused(name: str) -> None:
         check({name: 2})
 
 
-@pytest.mark.parametrize("name", ["enable_eplb", "enable_dbo"])
-def test_moved_experts_and_micro_batches_are_refused(name: str) -> None:
+@pytest.mark.parametrize("name", ["enable_elastic_ep", "enable_dbo"])
+def test_ranks_that_come_and_go_and_micro_batches_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} is True, expected False"):
         check({name: True})
 

@@ -266,7 +266,7 @@ def _place(name: str, spec: TensorSpec, shares: Shares) -> _Place:
     stack = "w2" if match["matrix"] == "w2" else "w13"
     return _Place(
         parameter=f"{match['experts']}.{stack}{'_scale' if match['part'] == 'scale' else ''}",
-        expert=int(match["expert"]) - shares.experts(name).start,
+        expert=shares.experts(name).index(int(match["expert"])),
         first_row=spec.shape[0] if match["matrix"] == "w3" else 0,
     )
 

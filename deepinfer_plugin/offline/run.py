@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from deepinfer_plugin.answer_provenance import of_answer
 from deepinfer_plugin.engine_errors import one_line, vllm_may_fail
 from deepinfer_plugin.offline.inputs import Prompt
+from deepinfer_plugin.sampling.extras import DRAFT_FACTS
 
 if TYPE_CHECKING:
     from vllm import LLM, RequestOutput, SamplingParams
@@ -27,6 +28,7 @@ class Plan:
     sampling: Mapping[str, Any]
     with_token_ids: bool
     with_provenance: bool
+    with_draft_facts: bool
 
 
 def build_engine(plan: Plan) -> LLM:
@@ -92,6 +94,8 @@ def _sampling_params(plan: Plan, prompt: Prompt) -> SamplingParams:
     from vllm.sampling_params import RequestOutputKind
 
     values = {**plan.sampling, **prompt.sampling}
+    if plan.with_draft_facts:
+        values["extra_args"] = {DRAFT_FACTS: True}
     return SamplingParams(output_kind=RequestOutputKind.FINAL_ONLY, **values)
 
 
@@ -110,4 +114,6 @@ def _object(plan: Plan, prompt: Prompt, output: RequestOutput) -> dict[str, Any]
         found |= {"prompt_token_ids": list(output.prompt_token_ids or ()), "token_ids": list(completion.token_ids)}
     if plan.with_provenance:
         found["provenance"] = of_answer(seed)
+    if plan.with_draft_facts:
+        found[DRAFT_FACTS] = getattr(output, DRAFT_FACTS, None)
     return found

@@ -90,13 +90,19 @@ def test_a_raw_prompt_through_the_variable_gets_no_chat_around_it(
 ) -> None:
     (tmp_path / "in.txt").write_text("the quick brown fox\n", encoding="utf-8")
     monkeypatch.setenv("DEEPINFER_HF_MODEL_DIR", str(nano))
-    flags = ("--raw", "--max-tokens", "2", "--token-ids", "--temperature", "0", "--", "--max-model-len", "1024")
+    drafts = ("--speculative-config", json.dumps({"method": "dspark", "num_speculative_tokens": 2}))
+    options = ("--raw", "--max-tokens", "9", "--token-ids", "--temperature", "0", "--draft-facts")
+    flags = (*options, "--", "--max-model-len", "1024", *drafts)
     result = run("--input", str(tmp_path / "in.txt"), "--out", str(tmp_path / "out.jsonl"), *flags)
     assert result.returncode == 0, result.stderr[-3000:]
     [answer] = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert answer["id"] == "line-1"
     assert 0 < answer["num_prompt_tokens"] < answers["chat"]["num_prompt_tokens"]
     assert "provenance" not in answer
+    first, *steps = answer["draft_facts"]
+    assert first["drafted"] == 0
+    assert all(step["verified"] == step["drafted"] == len(step["confidence_score"]) for step in steps)
+    assert sum(1 + step["accepted"] for step in (first, *steps)) >= answer["num_tokens"] > len(steps)
 
 
 @pytest.mark.slow

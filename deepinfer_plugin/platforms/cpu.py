@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-from deepinfer_plugin import nesting_middleware, provenance_endpoint, witness
+from deepinfer_plugin import envs, nesting_middleware, provenance_endpoint, witness
 from deepinfer_plugin.platforms.served import serves_our_model, use_our_worker
 from deepinfer_plugin.sampling import seed_middleware
 
@@ -63,7 +63,8 @@ class DeepInferCpuPlatform(CpuPlatform):
             scheduler.max_num_batched_tokens,
         )
         executor = vllm_config.parallel_config.distributed_executor_backend
-        super().check_and_update_config(vllm_config)
+        with envs.worker_start_kept():  # vLLM asks for new processes, which import everything again
+            super().check_and_update_config(vllm_config)
         if serves_our_model(vllm_config):
             (
                 cache.block_size,

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from vllm.platforms.cuda import CudaPlatform
 
 from deepinfer_plugin import nesting_middleware, provenance_endpoint, witness
+from deepinfer_plugin.platforms.nvidia import Device, check_devices, check_memory
 from deepinfer_plugin.platforms.served import serves_our_model, use_our_worker
 from deepinfer_plugin.sampling import seed_middleware
 
@@ -30,10 +31,55 @@ class DeepInferCudaPlatform(CudaPlatform):
 
     @classmethod
     def check_and_update_config(cls, vllm_config: "VllmConfig") -> None:
-        """Apply vLLM's CUDA settings, then put our worker in the place of the stock one where our model is served."""
+        """Apply vLLM's CUDA settings; where our model is served, check the devices and take our worker.
+
+        Raises:
+            PlatformError: our kernels were not made for a device that would be used.
+            ConfigError: the weights of a rank do not fit into a device.
+        """
         super().check_and_update_config(vllm_config)
+        if not serves_our_model(vllm_config):
+            return
+        cls._check_devices(vllm_config)
         parallel = vllm_config.parallel_config
-        if serves_our_model(vllm_config) and parallel.worker_cls == STOCK_WORKER_CLASS:
+        if parallel.worker_cls == STOCK_WORKER_CLASS:
             use_our_worker(vllm_config, WORKER_CLASS)
-        if serves_our_model(vllm_config):
-            parallel.disable_custom_all_reduce = True  # no sum of our model crosses ranks
+        parallel.disable_custom_all_reduce = True  # no sum of our model crosses ranks
+
+    @classmethod
+    def _check_devices(cls, vllm_config: "VllmConfig") -> None:
+        """What can be known before any weight is read."""
+        parallel = vllm_config.parallel_config
+        ranks = parallel.local_world_size * max(parallel.data_parallel_size_local, 1)
+        devices = [cls._device(index) for index in range(min(ranks, cls.device_count()))]
+        check_devices(devices)
+        if vllm_config.offload_config.uva.cpu_offload_gb == 0:
+            check_memory(devices, _weight_bytes(vllm_config), vllm_config.cache_config.gpu_memory_utilization)
+
+    @classmethod
+    def _device(cls, index: int) -> Device:
+        capability = cls.get_device_capability(index)
+        return Device(
+            index=index,
+            name=cls.get_device_name(index),
+            capability=None if capability is None else (capability.major, capability.minor),
+            memory_bytes=cls.get_device_total_memory(index),
+        )
+
+
+def _weight_bytes(vllm_config: "VllmConfig") -> int:
+    """Bytes of the weights of a rank, as the checkpoint stores them: packed weights stay packed."""
+    from deepinfer_plugin.model.config import ModelConfig  # what follows loads kernels, and a platform is made early
+    from deepinfer_plugin.sizing.memory import rank_weights
+
+    parallel = vllm_config.parallel_config
+    tensor_size = parallel.tensor_parallel_size
+    replicas = parallel.data_parallel_size if parallel.enable_expert_parallel else 1
+    weights = rank_weights(
+        ModelConfig.from_hf(vllm_config.model_config.hf_config),
+        tensor_size,
+        tensor_size * replicas,
+        has_drafts=vllm_config.speculative_config is not None,
+        has_images=vllm_config.model_config.supports_multimodal_inputs,
+    )
+    return sum(weights.values())

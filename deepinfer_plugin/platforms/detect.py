@@ -6,16 +6,17 @@ Loads neither torch nor vLLM and initialises no device.
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 
 from deepinfer_plugin import envs
 from deepinfer_plugin.errors import PlatformError, SettingError
+from deepinfer_plugin.platforms.ascend import PLUGIN_NAME as ASCEND_PLUGIN
+from deepinfer_plugin.platforms.ascend import AscendStack
 from deepinfer_plugin.settings import Accelerator, Settings
 
 PLATFORM_GROUP = "vllm.platform_plugins"
 OWN_PACKAGE = "deepinfer_plugin"
-ASCEND_PLUGIN = "ascend"  # name of vllm-ascend's entry point
 
 CUDA_PLATFORM = "deepinfer_plugin.platforms.cuda.DeepInferCudaPlatform"
 CPU_PLATFORM = "deepinfer_plugin.platforms.cpu.DeepInferCpuPlatform"
@@ -24,27 +25,44 @@ REFUSED_PLATFORM = "deepinfer_plugin.platforms.refused.RefusedPlatform"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What was found: NVIDIA devices this process may use, and active platform plugins of other packages."""
+    """What was found: NVIDIA devices this process may use, active platform plugins of others, parts of Ascend."""
 
     num_nvidia: int
     other_platforms: tuple[str, ...]
+    ascend: AscendStack = field(default_factory=AscendStack)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """Who serves this process. ``accelerator`` is never AUTO; ``platform`` is a class path or None (vLLM's own)."""
+    """Who serves this process.
+
+    Attributes:
+        accelerator: never AUTO.
+        platform: a class path, or None: vLLM's own, or that of another plugin.
+        why: for people.
+        refusal: why the start has to end; names the wish and what was found.
+        model_refusal: why our architecture is refused, while other models are served.
+        warnings: what a user should know although the start goes on.
+    """
 
     accelerator: Accelerator
     platform: str | None
     why: str
     refusal: str | None = None
+    model_refusal: str | None = None
+    warnings: tuple[str, ...] = ()
 
 
 def find_machine() -> Machine:
     """Look at this host. NVIDIA devices hidden by CUDA_VISIBLE_DEVICES do not count."""
     visible = envs.cuda_visible_devices()
     hidden = visible is not None and (visible.strip() == "" or visible.strip().startswith("-"))
-    return Machine(num_nvidia=0 if hidden else _count_nvidia(), other_platforms=_active_other_platforms())
+    others = _active_other_platforms()
+    return Machine(
+        num_nvidia=0 if hidden else _count_nvidia(),
+        other_platforms=others,
+        ascend=AscendStack.of_host(is_active=ASCEND_PLUGIN in others),
+    )
 
 
 def decide(accelerator: Accelerator, machine: Machine) -> Decision:
@@ -52,29 +70,31 @@ def decide(accelerator: Accelerator, machine: Machine) -> Decision:
     others = ", ".join(machine.other_platforms)
     has_ascend = ASCEND_PLUGIN in machine.other_platforms
     if accelerator is Accelerator.AUTO:
+        if has_ascend:
+            return _ascend(machine, f"platform plugin {others} owns this process")
         if machine.other_platforms:
-            chosen = Accelerator.ASCEND if has_ascend else Accelerator.CPU
-            return Decision(accelerator=chosen, platform=None, why=f"platform plugin {others} owns this process")
-        if machine.num_nvidia > 0:
-            return _nvidia(machine)
-        return Decision(accelerator=Accelerator.CPU, platform=CPU_PLATFORM, why="no accelerator was found")
+            return Decision(
+                accelerator=Accelerator.CPU, platform=None, why=f"platform plugin {others} owns this process"
+            )
+        return _nvidia(machine) if machine.num_nvidia > 0 else _bare(machine)
 
     if accelerator is Accelerator.NVIDIA:
         if machine.num_nvidia > 0 and not machine.other_platforms:
             return _nvidia(machine)
-        found = f"platform plugin {others}" if others else "no NVIDIA GPU"
         return _refuse(
-            accelerator, found, "check nvidia-smi and CUDA_VISIBLE_DEVICES, or use DEEPINFER_ACCELERATOR=cpu"
+            accelerator,
+            f"platform plugin {others}" if others else f"no NVIDIA GPU{_also_npus(machine)}",
+            "check nvidia-smi and CUDA_VISIBLE_DEVICES, or use DEEPINFER_ACCELERATOR=cpu",
         )
 
     if accelerator is Accelerator.ASCEND:
         if has_ascend:
-            return Decision(accelerator=accelerator, platform=None, why="vllm-ascend owns this process")
+            return _ascend(machine, "vllm-ascend owns this process")
+        gpus = f" and {machine.num_nvidia} NVIDIA GPU(s)" if machine.num_nvidia else ""
         return _refuse(
             accelerator,
-            "no active platform plugin 'ascend'",
-            "install CANN, torch_npu and a vllm-ascend release built for vLLM 0.33 (none is published: the last one, "
-            "0.23.0.post1, is for vLLM 0.23), or use DEEPINFER_ACCELERATOR=auto",
+            f"no active platform plugin {ASCEND_PLUGIN!r}{gpus}",
+            f"it lacks {machine.ascend.to_text()}; use DEEPINFER_ACCELERATOR=auto",
         )
 
     if machine.other_platforms:
@@ -90,7 +110,8 @@ def platform_class() -> str | None:
     """What the platform entry point returns; prepares the environment where our CPU platform is chosen.
 
     vLLM turns an exception raised here into a warning and goes on without a platform. A refusal is therefore handed on
-    as a class that raises when vLLM makes an instance of it.
+    as a class that raises when vLLM makes an instance of it. Where another plugin is active a second class would end in
+    vLLM's "Only one platform plugin can be activated": there the other one is left alone, and ``register()`` refuses.
     """
     try:
         decision = current_decision()
@@ -99,7 +120,7 @@ def platform_class() -> str | None:
         if decision.platform == CPU_PLATFORM:
             envs.prepare_interpreter_environment()
     except (PlatformError, SettingError):
-        return REFUSED_PLATFORM
+        return None if _active_other_platforms() else REFUSED_PLATFORM
     return decision.platform
 
 
@@ -122,6 +143,28 @@ def current_decision() -> Decision | None:
 def _nvidia(machine: Machine) -> Decision:
     why = f"{machine.num_nvidia} NVIDIA GPU(s) found"
     return Decision(accelerator=Accelerator.NVIDIA, platform=CUDA_PLATFORM, why=why)
+
+
+def _ascend(machine: Machine, why: str) -> Decision:
+    """vllm-ascend serves; our architecture is refused with what is missing."""
+    text = (
+        f"platform: DeepseekV41ForCausalLM is not served by this plugin beside vllm-ascend, which owns this process: "
+        f"missing are {machine.ascend.to_text()}; set DEEPINFER_BATCH_INVARIANT=0 to leave the architecture to vLLM"
+    )
+    return Decision(accelerator=Accelerator.ASCEND, platform=None, why=why, model_refusal=text, warnings=(text,))
+
+
+def _bare(machine: Machine) -> Decision:
+    why = "no accelerator was found"
+    warnings: tuple[str, ...] = ()
+    if machine.ascend.num_devices > 0:
+        why = f"the {machine.ascend.num_devices} Ascend NPU(s) cannot be used"
+        warnings = (f"platform: {why}, the CPU serves: missing are {machine.ascend.to_text()}",)
+    return Decision(accelerator=Accelerator.CPU, platform=CPU_PLATFORM, why=why, warnings=warnings)
+
+
+def _also_npus(machine: Machine) -> str:
+    return f" but {machine.ascend.num_devices} Ascend NPU(s)" if machine.ascend.num_devices else ""
 
 
 def _refuse(accelerator: Accelerator, found: str, advice: str) -> Decision:

@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+from deepinfer_plugin.settings import Settings
+
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
@@ -12,9 +14,10 @@ _READ_BY_US = ("auto", "hf", "safetensors")
 
 
 def serves_our_model(vllm_config: "VllmConfig") -> bool:
-    """True where the model has our architecture; False also while vLLM has no model configuration yet."""
+    """True where the model has our architecture and we serve it; False while vLLM has no model configuration yet."""
     model_config = vllm_config.model_config
-    return model_config is not None and getattr(model_config.hf_config, "model_type", "") == "deepseek_v41"
+    is_ours = model_config is not None and getattr(model_config.hf_config, "model_type", "") == "deepseek_v41"
+    return is_ours and Settings.from_envs().batch_invariant
 
 
 def use_our_worker(vllm_config: "VllmConfig", worker_class: str) -> None:

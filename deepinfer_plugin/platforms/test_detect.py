@@ -11,6 +11,7 @@ import pytest
 from deepinfer_plugin import envs
 from deepinfer_plugin.errors import PlatformError, SettingError
 from deepinfer_plugin.platforms import detect
+from deepinfer_plugin.platforms.ascend import AscendStack
 from deepinfer_plugin.platforms.detect import CPU_PLATFORM, CUDA_PLATFORM, REFUSED_PLATFORM, Decision, Machine, decide
 from deepinfer_plugin.platforms.refused import RefusedPlatform
 from deepinfer_plugin.settings import Accelerator
@@ -19,6 +20,9 @@ BARE = Machine(num_nvidia=0, other_platforms=())
 GPU = Machine(num_nvidia=2, other_platforms=())
 NPU = Machine(num_nvidia=0, other_platforms=("ascend",))
 OTHER = Machine(num_nvidia=0, other_platforms=("other",))
+GPU_AND_NPU = Machine(num_nvidia=2, other_platforms=("ascend",))
+IDLE_NPU = Machine(num_nvidia=0, other_platforms=(), ascend=AscendStack(num_devices=2))
+MACHINES = (BARE, GPU, NPU, OTHER, GPU_AND_NPU, IDLE_NPU)
 AUTO, NVIDIA, ASCEND, CPU = Accelerator
 
 
@@ -29,8 +33,12 @@ AUTO, NVIDIA, ASCEND, CPU = Accelerator
         (AUTO, GPU, NVIDIA, CUDA_PLATFORM),
         (AUTO, NPU, ASCEND, None),
         (AUTO, OTHER, CPU, None),
+        (AUTO, GPU_AND_NPU, ASCEND, None),
+        (AUTO, IDLE_NPU, CPU, CPU_PLATFORM),
         (NVIDIA, GPU, NVIDIA, CUDA_PLATFORM),
         (ASCEND, NPU, ASCEND, None),
+        (ASCEND, GPU_AND_NPU, ASCEND, None),
+        (CPU, IDLE_NPU, CPU, CPU_PLATFORM),
         (CPU, BARE, CPU, CPU_PLATFORM),
         (CPU, GPU, CPU, CPU_PLATFORM),
     ],
@@ -47,10 +55,16 @@ def test_a_wish_the_machine_can_fulfil(
     [
         (NVIDIA, BARE, "no NVIDIA GPU"),
         (NVIDIA, NPU, "platform plugin ascend"),
+        (NVIDIA, OTHER, "platform plugin other"),
+        (NVIDIA, GPU_AND_NPU, "platform plugin ascend"),
+        (NVIDIA, IDLE_NPU, "no NVIDIA GPU but 2 Ascend NPU(s)"),
         (ASCEND, BARE, "no active platform plugin 'ascend'"),
-        (ASCEND, GPU, "no active platform plugin 'ascend'"),
+        (ASCEND, GPU, "no active platform plugin 'ascend' and 2 NVIDIA GPU(s)"),
+        (ASCEND, OTHER, "no active platform plugin 'ascend'"),
+        (ASCEND, IDLE_NPU, "no active platform plugin 'ascend'"),
         (CPU, NPU, "active platform plugin ascend"),
         (CPU, OTHER, "active platform plugin other"),
+        (CPU, GPU_AND_NPU, "active platform plugin ascend"),
     ],
 )
 def test_a_wish_the_machine_cannot_fulfil_names_both(wish: Accelerator, machine: Machine, found: str) -> None:
@@ -58,6 +72,16 @@ def test_a_wish_the_machine_cannot_fulfil_names_both(wish: Accelerator, machine:
     assert refusal is not None
     assert f"DEEPINFER_ACCELERATOR is '{wish.value}'" in refusal
     assert found in refusal
+
+
+def test_every_wish_on_every_machine_is_fulfilled_or_refused_and_no_platform_is_doubled() -> None:
+    decisions = {(wish, machine): decide(wish, machine) for wish in Accelerator for machine in MACHINES}
+    assert len(decisions) == 24
+    for (wish, machine), decision in decisions.items():
+        assert decision.accelerator is not AUTO
+        assert decision.refusal is None or wish is not AUTO
+        assert decision.platform is None or machine.other_platforms == ()
+        assert (decision.model_refusal is None) == (decision.refusal is not None or decision.accelerator is not ASCEND)
 
 
 def use(monkeypatch: pytest.MonkeyPatch, machine: Machine) -> None:
@@ -106,6 +130,7 @@ def test_a_bad_value_raises_when_vllm_makes_the_platform(monkeypatch: pytest.Mon
 def test_hidden_gpus_do_not_count(monkeypatch: pytest.MonkeyPatch, visible: str | None, num_nvidia: int) -> None:
     monkeypatch.setattr(detect, "_count_nvidia", lambda: 3)
     monkeypatch.setattr(detect, "entry_points", lambda group: [])
+    monkeypatch.setattr(AscendStack, "of_host", lambda is_active: AscendStack())
     if visible is None:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     else:

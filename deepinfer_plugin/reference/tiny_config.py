@@ -129,8 +129,24 @@ _SIZES["deep"] = {
     "dspark_target_layer_ids": [37, 38, 39],
 }
 
+# ``nano`` with heads, groups, columns and blocks that eight ranks can share.
+_SIZES["wide"] = {
+    **_SIZES["nano"],
+    "hidden_size": 256,
+    "num_attention_heads": 8,
+    "o_groups": 8,
+    "engram_n_heads": 8,
+    "engram_num_embeddings": [2946, 6076],
+    "dspark_n_routed_experts": 8,
+}
+
 # layers, width, heads and MLP width of the image tower; image tokens at most
-_VISION_SIZES = {"deep": (2, 32, 2, 48, 64), "tiny": (2, 32, 2, 48, 64), "nano": (1, 16, 1, 32, 32)}
+_VISION_SIZES = {
+    "deep": (2, 32, 2, 48, 64),
+    "tiny": (2, 32, 2, 48, 64),
+    "nano": (1, 16, 1, 32, 32),
+    "wide": (1, 16, 1, 32, 32),
+}
 
 SIZES = tuple(sorted(_SIZES))
 
@@ -139,7 +155,7 @@ def config_dict(name: str, swiglu_limit: float | None = None) -> dict[str, Any]:
     """config.json of a small checkpoint, in the nested form on disk.
 
     Args:
-        name: "tiny", "nano" or "deep".
+        name: "tiny", "nano", "deep" or "wide".
         swiglu_limit: None for the released 10.0; a small number makes the clamps fire.
     """
     text = {**_SHARED_TEXT, **_SIZES[name]}

@@ -11,6 +11,7 @@ Importing it loads neither torch nor vLLM. ``server_defaults`` has what a server
 * ``context_cap``: most tokens of prompt and answer together.
 * ``sum_smaller_probs``: true. Each token comes with the probability mass of itself, of all less likely tokens and of
   equally likely ones of a lower id.
+* ``draft_facts``: true. The answer says of every step what became of its drafts, see ``speculative.facts``.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ TOKEN_BLACKLIST = "token_blacklist"
 GOLDEN_TOKENS = "golden_token_ids"
 CONTEXT_CAP = "context_cap"
 SUM_SMALLER = "sum_smaller_probs"
-NAMES = (FORCE_TOP_K, TOKEN_BLACKLIST, GOLDEN_TOKENS, CONTEXT_CAP, SUM_SMALLER)
+DRAFT_FACTS = "draft_facts"
+NAMES = (FORCE_TOP_K, TOKEN_BLACKLIST, GOLDEN_TOKENS, CONTEXT_CAP, SUM_SMALLER, DRAFT_FACTS)
 _RANGE = re.compile(r"\s*([0-9]{1,9})(?:\s*-\s*([0-9]{1,9}))?\s*", re.ASCII)
 
 
@@ -42,6 +44,7 @@ class Extras:
     golden_token_ids: tuple[int, ...] = ()
     context_cap: int | None = None
     sum_smaller_probs: bool = False
+    draft_facts: bool = False
 
     @classmethod
     def from_extra_args(cls, extra: Mapping[str, Any] | None, vocab_size: int) -> Extras:
@@ -60,7 +63,8 @@ class Extras:
             token_blacklist=_ranges(extra.get(TOKEN_BLACKLIST), vocab_size),
             golden_token_ids=_ids(extra.get(GOLDEN_TOKENS), vocab_size),
             context_cap=_count(extra, CONTEXT_CAP, None),
-            sum_smaller_probs=_flag(extra.get(SUM_SMALLER)),
+            sum_smaller_probs=_flag(extra, SUM_SMALLER),
+            draft_facts=_flag(extra, DRAFT_FACTS),
         )
 
     def with_defaults(self, extra: Mapping[str, Any] | None, defaults: Extras) -> Extras:
@@ -111,8 +115,8 @@ def settle_extras(params: SamplingParams, vocab_size: int, defaults: Extras = NO
         **{key: value for key, value in (params.extra_args or {}).items() if key not in NAMES},
         **worker_args(extras),
     } or None
-    if extras.sum_smaller_probs and settled.logprobs is None:
-        settled.logprobs = 0  # the sums travel with the log-probabilities
+    if (extras.sum_smaller_probs or extras.draft_facts) and settled.logprobs is None:
+        settled.logprobs = 0  # sums and facts travel with the log-probabilities
     return settled, extras
 
 
@@ -127,6 +131,8 @@ def worker_args(extras: Extras) -> dict[str, Any]:
         found[GOLDEN_TOKENS] = list(extras.golden_token_ids)
     if extras.sum_smaller_probs:
         found[SUM_SMALLER] = True
+    if extras.draft_facts:
+        found[DRAFT_FACTS] = True
     return found
 
 
@@ -161,8 +167,9 @@ def _check_together(extras: Extras, params: SamplingParams, vocab_size: int, def
         raise ValueError(_text(GOLDEN_TOKENS, f"with {blocked[0]}, which is in {name}", "no such token"))
     if extras.golden_token_ids and params.structured_outputs is not None:
         raise ValueError(_text(GOLDEN_TOKENS, "set with structured output", "one of the two"))
-    if extras.sum_smaller_probs and params.n != 1:
-        raise ValueError(_text(SUM_SMALLER, f"set with n {params.n}", "n 1"))
+    for name, is_set in ((SUM_SMALLER, extras.sum_smaller_probs), (DRAFT_FACTS, extras.draft_facts)):
+        if is_set and params.n != 1:
+            raise ValueError(_text(name, f"set with n {params.n}", "n 1"))
 
 
 def _count(extra: Mapping[str, Any], name: str, high: int | None) -> int | None:
@@ -175,11 +182,12 @@ def _count(extra: Mapping[str, Any], name: str, high: int | None) -> int | None:
     return value
 
 
-def _flag(value: object) -> bool:
+def _flag(extra: Mapping[str, Any], name: str) -> bool:
+    value = extra.get(name)
     if value is None:
         return False
     if value not in (0, 1):
-        raise ValueError(_text(SUM_SMALLER, _short(value), "true or false (1 or 0)"))
+        raise ValueError(_text(name, _short(value), "true or false (1 or 0)"))
     return bool(value)
 
 

@@ -1,6 +1,6 @@
 """The seed of every drawn answer: taken from the request or drawn here, in the front end, and handed back.
 
-Beside it the answer says with which bounded replay its prompt was computed.
+Beside it the answer says with which bounded replay its prompt was computed, and what else its request asks for.
 
 vLLM has no hook that may change a request's parameters before the engine, or add to its result, so two of its methods
 are wrapped (``compat.PATCHES``). Only requests of our model are touched.
@@ -22,6 +22,7 @@ from deepinfer_plugin.sampling.seeds import SEED_MODULUS, as_int64
 from deepinfer_plugin.sampling.server_defaults import server_defaults
 from deepinfer_plugin.sampling.sums import SUMS_OF_RESPONSE, require_carrier, sums_of, take_column
 from deepinfer_plugin.settings import Settings
+from deepinfer_plugin.speculative.facts import expect_facts, facts_of, take_columns
 from deepinfer_plugin.wrapping import wrap
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def install() -> None:
         ("cls", "tokenizer", "request", "prompt", "parent_req"),
         _from_new_request,
     )
-    wrap(LogprobsProcessor, "_update_sample_logprobs", ("self", "logprobs_lists"), take_column)
+    wrap(LogprobsProcessor, "_update_sample_logprobs", ("self", "logprobs_lists"), _update_sample_logprobs)
     wrap(RequestState, "_new_request_output", ("self", "external_req_id", "outputs", "finished"), _new_request_output)
 
 
@@ -158,10 +159,15 @@ def _from_new_request(
     state.deepinfer_seed = None if params is None else reported_seed(params.seed)
     state.deepinfer_wants_sums = bool(((params and params.extra_args) or {}).get(SUM_SMALLER))
     state.deepinfer_sums_of_response = SUMS_OF_RESPONSE.get()  # outputs are made in another task
+    expect_facts(state, params, state.external_req_id)
     state.deepinfer_replay = describe(
         Settings.from_envs().replay, len(request.prompt_token_ids or ()), request.sampling_params
     )
     return state
+
+
+def _update_sample_logprobs(original: Callable[..., Any], self: Any, scores: Any) -> Any:
+    return take_column(original, self, take_columns(self, scores))
 
 
 def _new_request_output(
@@ -169,7 +175,7 @@ def _new_request_output(
 ) -> Any:
     output = original(self, external_req_id, *args, **kwargs)
     output.seed, output.replay = self.deepinfer_seed, self.deepinfer_replay
-    output.sum_smaller_probs = sums_of(self)
+    output.sum_smaller_probs, output.draft_facts = sums_of(self), facts_of(self)
     if output.sum_smaller_probs is not None and self.deepinfer_sums_of_response is not None:
         self.deepinfer_sums_of_response[external_req_id] = output.sum_smaller_probs
     return output

@@ -28,6 +28,7 @@ from deepinfer_plugin.sampling.force import ForcedTokens
 from deepinfer_plugin.sampling.logprobs import LOGITS_MODES, score_rows
 from deepinfer_plugin.sampling.seeds import as_int64, prompt_hash
 from deepinfer_plugin.sampling.sums import with_column
+from deepinfer_plugin.speculative.facts import with_columns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     import numpy as np
     from vllm.sampling_params import SamplingParams
     from vllm.v1.worker.gpu.input_batch import InputBatch
+
+    from deepinfer_plugin.speculative.record import DraftRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +58,13 @@ class Draw:
 
 
 class DeepInferSampler(Sampler):
-    """Draws each token from its own row, the request's seed, its prompt and its position."""
+    """Draws each token from its own row, the request's seed, its prompt and its position.
+
+    Attributes:
+        drafts: what becomes of drafts; None in an engine without.
+    """
+
+    drafts: DraftRecord | None = None
 
     @classmethod
     def adopt(cls, stock: Sampler) -> DeepInferSampler:
@@ -92,6 +101,8 @@ class DeepInferSampler(Sampler):
             sampling_params.seed = as_int64(sampling_params.seed)
         super().add_request(req_idx, sampling_params)
         self.sum_smaller.add_request(req_idx, sampling_params)
+        if self.drafts is not None:
+            self.drafts.add_request(req_idx, sampling_params)
         self.needs_logits_processing[req_idx] |= self.forced_top_k.add_request(req_idx, sampling_params)
 
     def apply_staged_writes(self) -> None:
@@ -139,7 +150,17 @@ class DeepInferSampler(Sampler):
         top_p = states.top_p.gpu[expanded_idx_mapping]
         if skip_top_k_top_p:
             top_k, top_p = torch.zeros_like(top_k), torch.ones_like(top_p)
+        if not self._restricts(idx_mapping_np, skip_top_k_top_p):
+            return processed
         return restrict_logits(processed, top_k, top_p, states.min_p.gpu[expanded_idx_mapping])
+
+    def _restricts(self, idx_mapping_np: np.ndarray[Any, Any], skip_top_k_top_p: bool) -> bool:
+        """Whether a request of the step has min-p, top-k or top-p; a row without any keeps every bit."""
+        states = self.sampling_states
+        has_min_p = bool((states.min_p.np[idx_mapping_np] > 0.0).any())
+        has_top_k = bool((states.top_k.np[idx_mapping_np] < states.vocab_size).any())
+        has_top_p = bool((states.top_p.np[idx_mapping_np] < 1.0).any())
+        return has_min_p or (not skip_top_k_top_p and (has_top_k or has_top_p))
 
     def sample(
         self,
@@ -212,9 +233,13 @@ class DeepInferSampler(Sampler):
             starts: [num_reqs + 1] int32, first row of each request where the host does not know it.
             rows_per_request: most rows of a request.
         """
+        scores = self._score(draw, input_batch, starts)
+        facts = None if self.drafts is None else self.drafts.add_step(input_batch, num_sampled)
+        if facts is not None:
+            scores = with_columns(scores, facts, input_batch.cu_num_logits)
         return SamplerOutput(
             sampled_token_ids=tokens,
-            logprobs_tensors=self._score(draw, input_batch, starts),
+            logprobs_tensors=scores,
             num_nans=draw.num_nans,
             num_sampled=num_sampled,
             num_rejected=num_rejected,

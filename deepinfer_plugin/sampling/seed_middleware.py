@@ -97,16 +97,16 @@ class _Answer:
         await self._send(start)
 
     def _field(self, tail: bytes) -> bytes:
-        values = [seed for _, seed in sorted(self._seeds.items(), key=lambda item: _prompt_number(item[0]))]
+        values = [seed for _, seed in sorted(self._seeds.items(), key=lambda item: prompt_number(item[0]))]
         field: dict[str, Any] = {}
         if values:
             field = {"seed": values[0]} if len(set(values)) == 1 else {"seeds": values}
         if self._sums:
-            field["sum_smaller_probs"] = [self._sums[name] for name in sorted(self._sums, key=_prompt_number)]
+            field["sum_smaller_probs"] = [self._sums[name] for name in sorted(self._sums, key=prompt_number)]
         return json.dumps(field, separators=(",", ":"))[1:-1].encode() + (b"" if tail.lstrip()[:1] == b"}" else b",")
 
 
-def _prompt_number(request_id: str) -> int:
+def prompt_number(request_id: str) -> int:
     """Number of a prompt in its request: vLLM appends it to the ids of completions."""
     number = request_id.rpartition("-")[2]
     return int(number) if number.isascii() and number.isdigit() else 0

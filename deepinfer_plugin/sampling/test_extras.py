@@ -31,6 +31,8 @@ GOOD: list[tuple[dict[str, Any], Extras]] = [
     ({"context_cap": 1}, Extras(context_cap=1)),
     ({"sum_smaller_probs": True}, Extras(sum_smaller_probs=True)),
     ({"sum_smaller_probs": 0}, Extras()),
+    ({"draft_facts": True}, Extras(draft_facts=True)),
+    ({"draft_facts": 0}, Extras()),
 ]
 
 
@@ -71,6 +73,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"context_cap": "9"}, "context_cap is '9'"),
     ({"sum_smaller_probs": 2}, "sum_smaller_probs is 2"),
     ({"sum_smaller_probs": "yes"}, "sum_smaller_probs is 'yes'"),
+    ({"draft_facts": 2}, "draft_facts is 2, expected true or false (1 or 0)"),
 ]
 
 
@@ -87,7 +90,8 @@ def test_a_value_outside_the_rule_is_named(extra: dict[str, Any], expected: str)
         ({"extra_args": {"token_blacklist": "0-3"}, "allowed_token_ids": [1, 2]}, "all of allowed_token_ids"),
         ({"extra_args": {"token_blacklist": "0-3", "golden_token_ids": [5, 2]}}, "with 2, which is in token_blacklist"),
         ({"extra_args": {"golden_token_ids": [5]}, "structured_outputs": {"regex": "a"}}, "with structured output"),
-        ({"extra_args": {"sum_smaller_probs": 1}, "n": 2, "seed": 1}, "set with n 2"),
+        ({"extra_args": {"sum_smaller_probs": 1}, "n": 2, "seed": 1}, "sum_smaller_probs is set with n 2"),
+        ({"extra_args": {"draft_facts": 1}, "n": 2, "seed": 1}, "draft_facts is set with n 2"),
     ],
 )
 def test_parameters_that_contradict_each_other_end_in_the_servers_error(fields: dict[str, Any], expected: str) -> None:

@@ -21,7 +21,8 @@ VOCABULARY = 90
 TIMEOUT_S = 300
 GREEDY: dict[str, Any] = {"temperature": 0.0, "top_p": 0.5, "top_k": 3, "min_p": 0.1}
 DRAWN: dict[str, Any] = {"temperature": 0.7, "top_p": 0.5, "seed": 1}
-STEPS = {"greedy": [GREEDY, GREEDY], "mixed": [GREEDY, DRAWN]}
+FREE: dict[str, Any] = {"temperature": 0.7, "seed": 1}
+STEPS = {"greedy": [GREEDY, GREEDY], "mixed": [GREEDY, DRAWN], "free": [FREE, FREE], "beside": [FREE, DRAWN]}
 
 
 def _sample(requests: list[dict[str, Any]]) -> dict[str, Any]:
@@ -96,3 +97,10 @@ def test_a_drawn_request_beside_a_greedy_one_is_restricted_and_takes_noise(steps
     assert mixed["temperatures"] == [[0.0, 1.0]]
     assert (mixed["restrictions"], mixed["is_copy"]) == (1, True)
     assert mixed["tokens"][0] == mixed["largest"][0]
+
+
+def test_a_step_without_restrictions_skips_them_and_draws_the_same(steps: dict[str, Any]) -> None:
+    free, beside = steps["free"], steps["beside"]
+    assert (free["restrictions"], free["is_copy"]) == (0, True)
+    assert beside["restrictions"] == 1
+    assert free["tokens"][0] == beside["tokens"][0]

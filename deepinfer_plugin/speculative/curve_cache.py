@@ -54,9 +54,11 @@ class CurveCache:
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            return self._unused(f"it cannot be read ({error})")
+            self._warn_unused(f"it cannot be read ({error})")
+            return None
         if not isinstance(value, dict) or value.get("form") != FORM or value.get("key") != json.loads(self._key_text):
-            return self._unused("it belongs to another engine")
+            self._warn_unused("it belongs to another engine")
+            return None
         try:
             age_s = now_s - float(value["measured_s"])
             curve = StepTimeCurve(
@@ -65,9 +67,11 @@ class CurveCache:
                 largest_graph=int(value["largest_graph"]),
             )
         except (KeyError, TypeError, ValueError, InputError) as error:
-            return self._unused(f"a field is wrong ({error})")
+            self._warn_unused(f"a field is wrong ({error})")
+            return None
         if not 0 <= age_s < self.lifetime_s:
-            return self._unused(f"it is {age_s:.0f} s old, expected 0 to {self.lifetime_s:.0f}")
+            self._warn_unused(f"it is {age_s:.0f} s old, expected 0 to {self.lifetime_s:.0f}")
+            return None
         return curve
 
     def store(self, curve: StepTimeCurve, now_s: float) -> None:
@@ -94,5 +98,5 @@ class CurveCache:
     def _key_text(self) -> str:
         return json.dumps(self.key, sort_keys=True)
 
-    def _unused(self, why: str) -> None:
+    def _warn_unused(self, why: str) -> None:
         self.warn(f"step times: {self.path} is not used: {why}; they are measured again")

@@ -96,7 +96,7 @@ class Confidences:
         self.num_drafts = num_drafts
         is_pinned = device.type == "cuda"
         self._buffer = torch.ones(max_num_reqs, num_drafts, dtype=torch.float32, pin_memory=is_pinned)
-        self._arrived = torch.cuda.Event(blocking=True) if is_pinned else None
+        self._arrived = torch.cuda.Event(blocking=True) if is_pinned else None  # type: ignore[no-untyped-call]
         self._sent: tuple[str, ...] = ()
         self._known: dict[str, NDArray[np.float32]] = {}
 

@@ -71,7 +71,7 @@ class StepTimeCurve:
         sizes = np.array(self.rows, dtype=np.float64)
         measured = np.maximum.accumulate(np.array(self.times_s, dtype=np.float64))
         rows = np.arange(max_rows + 1)
-        found = np.interp(self.padded(rows), sizes, measured)
+        found: NDArray[np.float64] = np.interp(self.padded(rows), sizes, measured)
         if self.largest_graph:
             # the first size without a graph: nothing between it and the last graph is known to be cheaper
             above = sizes > self.largest_graph

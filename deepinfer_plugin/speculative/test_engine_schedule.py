@@ -128,6 +128,7 @@ def test_drafts_were_left_out(run: str, results: Results) -> None:
     assert figures["cut_steps"] > 5
     assert figures["left_out"] > 20
     assert (sum(verified) > 0) is (run != "none")
+    assert sum(results[run].facts.drafts["drafted"]) - sum(verified) == figures["left_out"]
 
 
 def test_confidence_leaves_requests_with_lengths_of_all_kinds(results: Results) -> None:
@@ -136,9 +137,10 @@ def test_confidence_leaves_requests_with_lengths_of_all_kinds(results: Results) 
 
 
 def test_without_a_schedule_nothing_is_left_out(results: Results) -> None:
-    assert results["fixed"].facts.schedule["steps"] == 0
-    verified = results["fixed"].facts.drafts["verified"]
-    assert verified[0] > 0
+    facts = results["fixed"].facts
+    assert facts.schedule["steps"] == 0
+    assert facts.drafts["drafted"] == facts.drafts["verified"]
+    assert facts.drafts["verified"][0] > 0
 
 
 def test_requests_were_preempted_and_cut_into_chunks(results: Results) -> None:

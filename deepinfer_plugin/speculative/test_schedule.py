@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -21,6 +22,9 @@ from deepinfer_plugin.speculative.schedule import (
 )
 from deepinfer_plugin.speculative.step_time import Learned, StepTimeCurve
 
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+
 pytestmark = pytest.mark.usefixtures("vllm_variables")
 
 CPU = torch.device("cpu")
@@ -33,9 +37,7 @@ def _own_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedule, "FIGURES", schedule.ScheduleFigures())
 
 
-def _output(
-    drafts: Mapping[str, int], prompts: Mapping[str, tuple[int, int]] | None = None
-) -> schedule.SchedulerOutput:
+def _output(drafts: Mapping[str, int], prompts: Mapping[str, tuple[int, int]] | None = None) -> SchedulerOutput:
     """A step of decoding requests with so many drafts, and of prompts: tokens computed, tokens of the step."""
     from vllm.v1.core.sched.output import SchedulerOutput
 
@@ -56,7 +58,8 @@ class Seen:
     """A rule that remembers what it was asked, and answers as it was told."""
 
     def __init__(self, *lengths: int) -> None:
-        self.answer, self.steps = np.array(lengths, dtype=np.int64), list[StepDrafts]()
+        self.answer = np.array(lengths, dtype=np.int64)
+        self.steps: list[StepDrafts] = []
 
     def lengths(self, step: StepDrafts) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         self.steps.append(step)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from vllm.v1.worker.gpu.input_batch import get_num_sampled_and_rejected
 
-from deepinfer_plugin.speculative import counters
 from deepinfer_plugin.speculative.drafts import accepted_prefix
 
 if TYPE_CHECKING:
@@ -59,7 +58,6 @@ class ExactMatchVerifier:
             input_batch.idx_mapping,
             sampler.req_states.prefill_len.gpu,
         )
-        counters.VERIFICATION.add_step(input_batch.cu_num_logits, num_sampled)
         starts = input_batch.cu_num_logits.clone() if self.enable_adaptive_verification else None
         return sampler.output(
             draw, input_batch, tokens, num_sampled, num_rejected, starts=starts, rows_per_request=self._num_columns

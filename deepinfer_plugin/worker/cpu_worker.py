@@ -7,6 +7,7 @@ from vllm.config import VllmConfig
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from deepinfer_plugin.worker import loading as loading  # registers our load format
+from deepinfer_plugin.worker.balanced_experts import BalancedExperts
 from deepinfer_plugin.worker.own_prompt_scores import OwnPromptScores
 from deepinfer_plugin.worker.scheduled_verification import ScheduledVerification
 
@@ -24,7 +25,7 @@ def _define_missing_ops() -> None:
         _FRAGMENT.impl("init_cpu_memory_env", lambda nodes: None, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 
 
-class DeepInferCpuWorker(OwnPromptScores, ScheduledVerification, CPUWorker):
+class DeepInferCpuWorker(BalancedExperts, OwnPromptScores, ScheduledVerification, CPUWorker):
     """One process, one thread: a product of matrices keeps its order whatever else runs on the host."""
 
     def __init__(

@@ -21,7 +21,11 @@ PACKAGES = (
     "deepinfer_plugin.model",
     "deepinfer_plugin.cache",
     "deepinfer_plugin.draft",
+    "deepinfer_plugin.eplb",
+    "deepinfer_plugin.images",
+    "deepinfer_plugin.replay",
     "deepinfer_plugin.sampling",
+    "deepinfer_plugin.speculative",
     "deepinfer_plugin.worker",
 )
 CLASS_PATH = f"{__name__}.LiveCode"

@@ -26,7 +26,9 @@ from deepinfer_plugin.replay import series
 from deepinfer_plugin.replay.inputs import ReplayInputs
 from deepinfer_plugin.sampling.sampler import DeepInferSampler
 from deepinfer_plugin.settings import Settings
+from deepinfer_plugin.speculative import series as draft_series
 from deepinfer_plugin.speculative.drafts import mend_drafts
+from deepinfer_plugin.speculative.record import DraftRecord
 from deepinfer_plugin.speculative.verify import ExactMatchVerifier
 from deepinfer_plugin.worker.image_inputs import ImageInputs
 from deepinfer_plugin.worker.image_state import ImageState
@@ -117,10 +119,16 @@ class DeepInferModelState(DefaultModelState):
     def custom_sampler(self, sampler: Sampler) -> tuple[DeepInferSampler, ExactMatchVerifier | None]:
         """Our sampler in the place of the stock one, and with drafts our verifier in that of rejection sampling."""
         self._sampler = DeepInferSampler.adopt(sampler)
+        count = num_drafts(self.vllm_config)
+        if count == 0:
+            return self._sampler, None
+        self._sampler.drafts = DraftRecord(self.max_num_reqs, count, self.device)
+        if self.model.parallel.tensor.rank == 0:  # its ranks see the same drafts
+            engine = str(self.vllm_config.parallel_config.data_parallel_index)
+            metrics.PUBLISHER.register(draft_series.SERIES, draft_series.DraftSeries(engine).figures)
         if self._drafter is not None:
             self._drafter.bind_sampler(self._sampler)
-        count = num_drafts(self.vllm_config)
-        return self._sampler, ExactMatchVerifier(self._sampler, count) if count > 0 else None
+        return self._sampler, ExactMatchVerifier(self._sampler, count)
 
     def add_request(self, req_index: int, new_req_data: NewRequestData) -> None:
         """Called for a new request and again for one that resumes after preemption, with the same prompt."""
@@ -133,6 +141,8 @@ class DeepInferModelState(DefaultModelState):
         self._sampler.set_prompt(req_index, new_req_data.prompt_token_ids or ())
         params = new_req_data.sampling_params
         is_warm_up = new_req_data.req_id.startswith("_warmup_")
+        if self._sampler.drafts is not None and not is_warm_up:
+            self._sampler.drafts.begin()
         if params is not None and params.seed is None and params.temperature > 0.0 and not is_warm_up:
             logger.warning_once(
                 "sampling: a request came without a seed, expected one from the front end; its answer cannot be "
@@ -178,6 +188,8 @@ class DeepInferModelState(DefaultModelState):
         num_tokens = input_batch.num_tokens_after_padding
         if self._drafter is not None and self._drafter.draws is not None:
             self._drafter.draws.refresh()
+        if self.model.load is not None:
+            self.model.load.has_prompt_rows = input_batch.has_prefill
         self._rows += input_batch.num_tokens
         self._padding_rows += num_tokens - input_batch.num_tokens
         metrics.PUBLISHER.publish(self._metrics_folder, time.monotonic())

@@ -26,7 +26,9 @@ class StepClock:
     """Times of the device at three points of a step: its begin, behind its forward pass, behind its drafts."""
 
     def __init__(self, device: torch.device) -> None:
-        self._events = [torch.cuda.Event(enable_timing=True) for _ in range(3)] if device.type == "cuda" else None
+        self._events: list[torch.cuda.Event] | None = None
+        if device.type == "cuda":
+            self._events = [torch.cuda.Event(enable_timing=True) for _ in range(3)]  # type: ignore[no-untyped-call]
         self._times_s = [0.0] * 3
 
     def mark(self, point: int) -> None:
@@ -87,7 +89,9 @@ class ScheduledVerification:
         """The forward pass of what is left of the plan."""
         if self.verification is None:
             return super().execute_model(scheduler_output)  # type: ignore[misc]
-        states = self.model_runner.req_states
+        states, record = self.model_runner.req_states, self.model_runner.sampler.drafts
+        drafts = scheduler_output.scheduled_spec_decode_tokens
+        record.note_drafted({request: len(tokens) for request, tokens in drafts.items()})
         with gpu_sync_allowed():
             output = self.verification.cut(
                 scheduler_output, lambda request: int(states.prefill_len.np[states.req_id_to_index[request]])

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -75,7 +76,7 @@ def measure(runner: "GPUModelRunner", graphs: list[int], max_rows: int) -> StepT
     sizes = profile_sizes(graphs, max_rows)
     runner.kv_connector.set_disabled(True)
     try:
-        times_s = tuple(_median_s(lambda rows=rows: _forward(runner, rows)) for rows in sizes)  # type: ignore[misc]
+        times_s = tuple(_median_s(partial(_forward, runner, rows)) for rows in sizes)
     finally:
         runner.kv_connector.set_disabled(False)
     return StepTimeCurve(rows=sizes, times_s=times_s, largest_graph=max(graphs, default=0))

@@ -26,6 +26,8 @@ class _Runner:
         self.req_states = SimpleNamespace(
             prefill_len=SimpleNamespace(np=np.array([4, 4])), req_id_to_index={"a": 0, "b": 1}
         )
+        self.noted: dict[str, int] = {}
+        self.sampler = SimpleNamespace(drafts=SimpleNamespace(note_drafted=self.noted.update))
         self.speculator = SimpleNamespace(draft_token_confidence_probs=torch.full((2, 3), 0.5))
         self.execute_model_state: Any = None
 
@@ -103,6 +105,7 @@ def test_the_runner_gets_the_cut_plan(worker: Any) -> None:
     assert worker.execute_model(output) == "forward"
     assert worker.sample_tokens(None) == "tokens"
     assert worker.model_runner.plans[0].num_scheduled_tokens == {"a": 1, "b": 1}
+    assert worker.model_runner.noted == {"a": 3, "b": 3}
     assert output.num_scheduled_tokens == {"a": 4, "b": 4}
 
 
@@ -143,7 +146,7 @@ def test_the_clock_measures_both_parts_of_a_step(monkeypatch: pytest.MonkeyPatch
     from deepinfer_plugin.worker import scheduled_verification as module
 
     times_s = iter([1.0, 3.0, 7.0])
-    monkeypatch.setattr(module.time, "perf_counter", lambda: next(times_s))
+    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: next(times_s)))
     clock = module.StepClock(torch.device("cpu"))
     for point in range(3):
         clock.mark(point)

@@ -85,7 +85,9 @@ def test_compilations_count_and_cache_hits_do_not() -> None:
         knobs.compilation.listener = before
 
 
-@pytest.mark.parametrize("name", ["restrict_logits", "sample_tokens", "sum_smaller_probs", "token_log_softmax"])
+@pytest.mark.parametrize(
+    "name", ["restrict_logits", "sample_tokens", "sum_smaller_probs", "token_log_softmax", "top_tokens"]
+)
 def test_a_draw_takes_every_operation_of_the_sampler(name: str) -> None:
     original = getattr(module, name)
     with mock.patch.object(module, name, wraps=original) as called:

@@ -20,7 +20,7 @@ from vllm.logger import init_logger
 from deepinfer_kernels import tiling
 from deepinfer_kernels.log_softmax import token_log_softmax
 from deepinfer_kernels.restrict_logits import restrict_logits
-from deepinfer_kernels.sample_tokens import sample_tokens
+from deepinfer_kernels.sample_tokens import sample_tokens, top_tokens
 from deepinfer_kernels.sum_smaller_probs import sum_smaller_probs
 from deepinfer_plugin.cache.layers import CacheLayer
 from deepinfer_plugin.cache.metadata import CacheMetadata
@@ -187,6 +187,7 @@ def draw_once(vocab_size: int, device: torch.device) -> None:
     token_ids = sample_tokens(logits, half, numbers, numbers, numbers)
     sum_smaller_probs(logits, token_ids)
     token_log_softmax(logits, token_ids[:, None])
+    top_tokens(logits, 1)
 
 
 def _draft_context(drafter: "DSparkV41DraftModel", num_rows: int, device: torch.device) -> None:

@@ -20,7 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deepinfer_determinism.engine_facts import CAPTURED_SIZES, CONCURRENT_BATCHES
+from deepinfer_determinism.engine_facts import CAPTURED_SIZES, CONCURRENT_BATCHES, RANKS
 from deepinfer_determinism.schedule import Schedule, plan_from_json
 from deepinfer_plugin import envs
 from deepinfer_plugin.engine_child.drafters import Answers
@@ -100,6 +100,7 @@ def _engine_facts(driver: EngineDriver) -> dict[str, int]:
     return {
         CONCURRENT_BATCHES: int(config.max_concurrent_batches),
         CAPTURED_SIZES: len(sizes) if has_graphs else 0,
+        RANKS: int(config.parallel_config.world_size),  # vLLM starts when all of them are ready
     }
 
 

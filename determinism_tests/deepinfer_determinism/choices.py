@@ -27,6 +27,16 @@ def check_device(device: str) -> None:
         raise SettingError("--device is 'cuda', but this machine has no NVIDIA GPU that this process may use; use cpu")
 
 
+def check_jobs(jobs: int) -> None:
+    """Refuse a number of engines at once that there cannot be.
+
+    Raises:
+        SettingError: it is negative.
+    """
+    if jobs < 0:
+        raise SettingError(f"--jobs is {jobs}, expected a number of engines at once, or 0 for that of the device")
+
+
 def check_checkpoint(checkpoint: str) -> None:
     """Refuse what is neither a small checkpoint nor a folder of one.
 

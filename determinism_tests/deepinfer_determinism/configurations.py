@@ -11,6 +11,7 @@ from deepinfer_determinism.cases import Configuration
 from deepinfer_determinism.draft_relations import draft_configurations
 from deepinfer_determinism.image_relations import image_configurations
 from deepinfer_determinism.random_hits import RANDOM_HITS, num_prompts, random_hits_workload
+from deepinfer_determinism.rank_relations import rank_configurations
 from deepinfer_determinism.relations import RELATIONS, SMALL_BLOCKS, Relation, Setting
 from deepinfer_determinism.workload import PAGES, Sizes, Workload
 from deepinfer_plugin.replay.settings import ENCODER_VARIABLE, KEEP_VARIABLE, MODE_VARIABLE
@@ -45,6 +46,7 @@ def configurations(first: Setting, sizes: Sizes, depth: str, seed: int) -> list[
     found = [Configuration(label="", setting=first, workload=workload, relations=RELATIONS)]
     in_s32 = RELATIONS if depth == "full" else _relations(SENSITIVE)
     found.append(Configuration(label="s32", setting=s32, workload=workload, relations=in_s32))
+    found += rank_configurations(found[-1], depth)
     if depth == "full":
         found.append(Configuration(label="q32", setting=q32, workload=workload, relations=RELATIONS))
         other = build(sizes, seed + 1)
@@ -62,6 +64,7 @@ def _with_replay(first: Setting, sizes: Sizes, depth: str, workload: Workload) -
     """Bounded replay on. Probes ask for no prompt rows: those that do are computed without decoder replay."""
     cut = replace(workload, probes=tuple(replace(probe, prompt_rows=False) for probe in workload.probes))
     kept = tuple(relation for relation in RELATIONS if relation.is_kept_by_replay)
+    in_s32 = tuple(relation for relation in _relations(SENSITIVE) if relation.is_kept_by_replay)
     found = []
     for (encoder, arithmetic), quick in QUICK_REPLAY.items():
         setting = replay_setting(replace(first, arithmetic=arithmetic), sizes, encoder)
@@ -70,7 +73,7 @@ def _with_replay(first: Setting, sizes: Sizes, depth: str, workload: Workload) -
                 label=_label("replay", encoder, arithmetic),
                 setting=setting,
                 workload=cut,
-                relations=kept if depth == "full" else _relations(quick),
+                relations=_relations(quick) if depth == "quick" else kept if arithmetic is Arithmetic.REF else in_s32,
                 required=_replay_happened(encoder),
             )
         )

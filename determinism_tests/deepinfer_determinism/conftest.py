@@ -105,8 +105,9 @@ def harness(request: pytest.FixtureRequest, has_whole_set: bool) -> Iterator[Har
     config = request.config
     plan = _plan(config)
     wanted = [item.callspec.params["case"] for item in _with_parameters(request.session, "case")]
-    has_mutants = config.getoption("--device") == "cpu" and bool(_with_parameters(request.session, "mutant"))
-    with Children(config.getoption("--device"), NUM_CHILDREN) as children:
+    device = config.getoption("--device")
+    has_mutants = device == "cpu" and bool(_with_parameters(request.session, "mutant"))
+    with Children(device, config.getoption("--jobs") or NUM_CHILDREN[device]) as children:
         session = config.stash[HARNESS] = Harness(_options(config), children, has_whole_set)
         session.start(plan.schedules(wanted, has_mutants=has_mutants))
         yield session

@@ -20,6 +20,8 @@ from deepinfer_plugin.engine_child.plan import Request
 NUM_OUTPUTS = {"quick": 6, "full": 24}
 RAGGED = "random"  # lengths
 WITHOUT_OUTPUTS = ("decode", "restart")  # one feeds the outputs, the other is about processes
+# Tried with every number of drafts; the relations that change nothing in the steps of a request are tried with one.
+EVERY_NUMBER = ("neighbours", "arrival", "chunks", "cache hit", "preemption", "structured output", "lifecycle")
 GRAMMARS: tuple[Mapping[str, Any], ...] = (
     {"structured_outputs": {"regex": "[0-9a-f]{20,40}"}, "temperature": 1.0, "seed": 31},
     {"structured_outputs": {"regex": "(ab|cd){3}[0-9]{2,30}"}},
@@ -45,7 +47,7 @@ def draft_configurations(first: Setting, workload: Workload, depth: str) -> list
     table = list(QUICK)
     if depth == "full":
         names = tuple(name for name in BY_NAME if name not in WITHOUT_OUTPUTS)
-        table = [(count, "partly", None, names) for count in (1, 3, 5)]
+        table = [(count, "partly", None, EVERY_NUMBER) for count in (1, 3, 5)]
         table.append((5, "partly", RAGGED, names))
         table += [(5, drafter, None, ("arrival",)) for drafter in ("right", "wrong", "nan", "outside", "random", None)]
     return [

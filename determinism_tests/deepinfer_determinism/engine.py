@@ -150,7 +150,11 @@ def run_schedules(schedules: Sequence[Schedule], device: str = "cpu") -> dict[st
 
 class _Child:
     def __init__(self, log: Path, device: str) -> None:
-        variables = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"}
+        variables = {
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "OMP_NUM_THREADS": "1",
+            envs.WORKER_START_SWITCH: "fork",  # workers of several ranks share what the child has imported
+        }
         if device == "cpu":
             variables["DEEPINFER_ACCELERATOR"] = "cpu"
         self._log = log

@@ -2,3 +2,4 @@
 
 CONCURRENT_BATCHES = "batches that the scheduler plans ahead"
 CAPTURED_SIZES = "captured graph sizes"
+RANKS = "ranks that share the model"

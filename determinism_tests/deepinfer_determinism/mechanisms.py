@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from deepinfer_determinism.engine_facts import CAPTURED_SIZES, CONCURRENT_BATCHES
+from deepinfer_determinism.engine_facts import CAPTURED_SIZES, CONCURRENT_BATCHES, RANKS
 
 if TYPE_CHECKING:
     from deepinfer_determinism.engine import ScheduleResult
@@ -228,4 +228,5 @@ COUNTERS: Mapping[str, Callable[[ScheduleResult], int]] = {
     REPLAYED_ROWS: lambda result: result.facts.replay["replayed_encoder_rows"],
     CONCURRENT_BATCHES: lambda result: result.engine[CONCURRENT_BATCHES],
     CAPTURED_SIZES: lambda result: result.engine[CAPTURED_SIZES],
+    RANKS: lambda result: result.engine[RANKS],
 }

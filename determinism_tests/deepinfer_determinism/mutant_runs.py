@@ -14,6 +14,7 @@ from deepinfer_determinism.compare import Comparison, Given, compare_request
 from deepinfer_determinism.draft_mutant_runs import draft_mutant_schedules
 from deepinfer_determinism.engine import ScheduleResult, checkpoint_folder
 from deepinfer_determinism.harness import Options
+from deepinfer_determinism.image_mutant_runs import image_mutant_schedule
 from deepinfer_determinism.mutants import Mutant
 from deepinfer_determinism.mutants_engine import ENGINE_MUTANTS
 from deepinfer_determinism.relations import NO_CACHE, SMALL_BLOCKS, Setting, few_blocks, make_schedule
@@ -130,7 +131,7 @@ def _setting(options: Options) -> Setting:
 
 
 def mutant_schedules(options: Options) -> list[Schedule]:
-    """One schedule per engine, then those of verification."""
+    """One schedule per engine, then those of images and of verification."""
     setting = _setting(options)
     workload = Workload.build(Sizes.from_model_dir(checkpoint_folder(options.checkpoint)), options.workload_seed)
     schedules = []
@@ -148,7 +149,7 @@ def mutant_schedules(options: Options) -> list[Schedule]:
         few = few_blocks(workload.sizes, stress.arithmetic) if stress.has_few_blocks else ()
         made = make_schedule(schedule_name(engine), actions, own_setting, (*stress.flags, *few))
         schedules.append(replace(made, action_faults=faults, observe=False))
-    return schedules + draft_mutant_schedules(setting, workload)
+    return [*schedules, image_mutant_schedule(setting, workload), *draft_mutant_schedules(setting, workload)]
 
 
 def _of_engine(engine: str) -> list[Mutant]:

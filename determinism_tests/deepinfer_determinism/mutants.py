@@ -54,9 +54,10 @@ def changed(path: str, change: Change) -> Iterator[Calls]:
 
 
 def all_mutants() -> tuple[Mutant, ...]:
-    """Operation mutants, then those of the engine and of verification."""
+    """Operation mutants, then those of the engine, of images and of verification."""
     from deepinfer_determinism.mutants_drafts import DRAFT_MUTANTS
     from deepinfer_determinism.mutants_engine import ENGINE_MUTANTS
+    from deepinfer_determinism.mutants_images import IMAGE_MUTANTS
     from deepinfer_determinism.mutants_operations import OPERATION_MUTANTS
 
-    return OPERATION_MUTANTS + ENGINE_MUTANTS + DRAFT_MUTANTS
+    return OPERATION_MUTANTS + ENGINE_MUTANTS + IMAGE_MUTANTS + DRAFT_MUTANTS

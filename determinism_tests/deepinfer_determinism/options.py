@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 # Where all of these stand as they are, as in tests of other packages, nothing is loaded to check them.
-_DEFAULTS: dict[str, object] = {"device": "cpu", "checkpoint": "nano:0", "relation": [], "result": None}
+_DEFAULTS: dict[str, object] = {"device": "cpu", "checkpoint": "nano:0", "relation": [], "result": None, "jobs": 0}
 
 
 def pytest_sessionstart() -> None:
@@ -26,6 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--device", default="cpu", help="cpu, or cuda for the accelerator (default cpu)")
     group.addoption("--relation", action="append", default=[], help="only this relation; may be repeated")
     group.addoption("--depth", choices=("quick", "full"), default="quick", help="how much is compared (default quick)")
+    group.addoption("--jobs", type=int, default=0, help="engines at once; 0, the default: 2 on the cpu, 5 on cuda")
     group.addoption("--workload-seed", type=int, default=0, help="of the random tokens of the workload (default 0)")
     group.addoption("--result", type=Path, default=None, help="write everything found to this JSON file")
     group.addoption("--schedules", type=Path, default=None, help="store every schedule in this folder, for replay")
@@ -42,6 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
         choices.check_device(config.getoption("--device"))
         choices.check_checkpoint(config.getoption("--checkpoint"))
         choices.check_relations(config.getoption("--relation"))
+        choices.check_jobs(config.getoption("--jobs"))
         if config.getoption("--result") is not None:
             choices.check_result("--result", config.getoption("--result"))
     except SettingError as error:

@@ -117,14 +117,23 @@ class Recorder:
     _held_by_rows: dict[int, _Buffer] = field(default_factory=dict)
     _held_buffers: dict[tuple[int, ...], _Buffer] = field(default_factory=dict)  # by shape of a row
     _step: int = -1
+    _has_begun: bool = False  # the step that the model is about to compute
     _num_rows: int = 0
     _max_rows: int = 0
     _num_logits: int = 0
     _logits_calls: int = 0
     _batch: Any = None  # (request of each row, positions, rows of the logits) of the step, on host and device
 
+    def begin_with_embedding(self, batch: Any, max_rows: int) -> None:
+        """A step of a model that takes images: its rows are embedded before ``begin`` is called for it."""
+        self.begin(batch, max_rows)
+        self._has_begun = True
+
     def begin(self, batch: Any, max_rows: int) -> None:
         """A step starts: read what the last one left, then note who owns which row."""
+        if self._has_begun:
+            self._has_begun = False
+            return
         self.collect()
         self._start(batch.num_tokens_after_padding, max_rows)
         self._step += 1
@@ -141,19 +150,21 @@ class Recorder:
     def collect(self) -> None:
         """Read the buffers of the step that has ended; the only point that waits for the device."""
         if self._batch is None:
-            if self._num_rows and self._seen:
-                self._by_rows[self._num_rows] = list(self._seen)
+            of_tokens = [key for key in self._seen if self.buffers[key].domain == "tokens"]
+            if self._num_rows and of_tokens:
+                self._by_rows[self._num_rows] = of_tokens
                 if self._held is not None:
                     self._held_by_rows[self._num_rows] = self._held
             return
         owners, positions, logits_rows = self._batch
         self._batch = None
         written = list(self._seen)
-        if not any(self.buffers[key].domain == "tokens" for key in written):
-            # a graph ran, no Python did
-            written = [*self._by_rows.get(self._num_rows, []), *written]
+        captured = self._by_rows.get(self._num_rows, [])
+        if captured and not any(key in captured for key in written):
+            # a graph ran, no Python did, but for what stands around the graph
+            written += captured
             self._held = self._held or self._held_by_rows.get(self._num_rows)
-            self.replayed += len(owners) if self._num_rows in self._by_rows else 0
+            self.replayed += len(owners)
         places = positions.tolist()
         of_logits = logits_rows.tolist()
         rows: list[dict[str, int]] = [{} for _ in owners]
@@ -198,7 +209,7 @@ class Recorder:
             values = torch.zeros(max(self._max_rows, expected), dtype=torch.int64, device=result.device)
             buffer = self.buffers[key] = _Buffer(values, domain)
             # a run that only measures memory leaves operations out: a new one belongs behind its predecessor
-            self._order.insert(len(self._order) if self._last is None else self._order.index(self._last) + 1, key)
+            self._order.insert(0 if self._last is None else self._order.index(self._last) + 1, key)
         self._last = key
         buffer.values[:expected].copy_(row_hash(result, operation=operation))
         self.calls += 1
@@ -374,6 +385,11 @@ def _wrap_engine(recorder: Recorder, stack: ExitStack) -> None:
         stack.enter_context(mock.patch.object(owner, name, wrapped))
 
     state = model_state.DeepInferModelState
+    around(
+        state,
+        "prepare_inputs_embeds",
+        lambda self, encoder, batch, states: recorder.begin_with_embedding(batch, self.max_num_tokens),
+    )
     around(state, "prepare_inputs", lambda self, batch, states: recorder.begin(batch, self.max_num_tokens))
     around(state, "prepare_dummy_inputs", lambda self, reqs, tokens: recorder.begin_dummy(tokens, self.max_num_tokens))
     around(DeepseekV41ForCausalLM, "compute_logits", lambda *args: recorder.logits_begin())

@@ -34,6 +34,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--checkpoint", default="nano:0", help="nano:SEED, tiny:SEED or a folder (default nano:0)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default cpu)")
     parser.add_argument("--workload-seed", type=int, default=0, help="chooses the workload (default 0)")
+    parser.add_argument("--jobs", type=int, default=0, help="engines at once (default 2 on the cpu, 5 on cuda)")
     parser.add_argument("--relation", action="append", default=[], help="run this relation only; repeatable")
     parser.add_argument("--schedules", type=Path, default=None, help="store every schedule here, for locate and replay")
     parser.add_argument("--out", type=Path, default=Path("determinism.json"), help="default determinism.json")
@@ -46,6 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
         choices.check_device(arguments.device)
         choices.check_checkpoint(arguments.checkpoint)
         choices.check_relations(arguments.relation)
+        choices.check_jobs(arguments.jobs)
         choices.check_result("--out", arguments.out)
     except SettingError as error:
         raise SettingError(f"run: {error}") from None
@@ -55,6 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     command += [str(folder / name) for name in TESTS]
     command += [f"--depth={arguments.depth}", f"--checkpoint={arguments.checkpoint}", f"--device={arguments.device}"]
     command += [f"--workload-seed={arguments.workload_seed}", f"--result={arguments.out.resolve()}"]
+    command += [f"--jobs={arguments.jobs}"]
     command += [f"--relation={name}" for name in arguments.relation]
     command += [] if arguments.schedules is None else [f"--schedules={arguments.schedules.resolve()}"]
     process = subprocess.Popen(command, start_new_session=True)  # so that Ctrl-C reaches it once, through us

@@ -69,6 +69,16 @@ def test_a_restart_runs_apart_from_what_it_is_compared_with() -> None:
     assert sorted(set(apart)) == ["", configuration.alone_name]
 
 
+def test_two_ranks_are_compared_with_one_in_every_set() -> None:
+    for depth, least in (("quick", 1), ("full", 10)):
+        found = [item for item in configurations(Setting(), SIZES, depth, 3) if item.label.startswith("ranks 2")]
+        assert all(item.alone_name == "alone s32" for item in found)
+        assert sum(len(item.relations) for item in found) >= least
+        assert all("--tensor-parallel-size=2" in item.setting.flags and item.required for item in found)
+    on_gpu = configurations(Setting(device="cuda"), SIZES, "full", 3)
+    assert not [item for item in on_gpu if item.label.startswith("ranks")]
+
+
 def test_the_full_workload_repeats_and_holds_the_quick_one() -> None:
     quick, full = Workload.build(SIZES, 3), Workload.build_full(SIZES, 3)
     assert full == Workload.build_full(SIZES, 3)

@@ -7,10 +7,13 @@ import pytest
 from deepinfer_determinism.draft_mutant_runs import CONTROL as DRAFT_CONTROL
 from deepinfer_determinism.draft_mutant_runs import DRAFTING, PLAIN, compare_draft_mutant
 from deepinfer_determinism.harness import Harness
+from deepinfer_determinism.image_mutant_runs import CHANGES, SCHEDULE
+from deepinfer_determinism.image_mutant_runs import CONTROL as IMAGE_CONTROL
 from deepinfer_determinism.mutant_runs import CONTROL, ENGINES, compare_mutant, schedule_name
 from deepinfer_determinism.mutants import Mutant
 from deepinfer_determinism.mutants_drafts import DRAFT_MUTANTS
 from deepinfer_determinism.mutants_engine import ENGINE_MUTANTS
+from deepinfer_determinism.mutants_images import IMAGE_MUTANTS
 from deepinfer_determinism.results import MutantResult
 
 
@@ -20,7 +23,7 @@ def _on_the_cpu(device: str) -> None:
         pytest.skip(f"faults are planted in the references, which a CPU runs; the device is {device}")
 
 
-@pytest.mark.parametrize("mutant", ENGINE_MUTANTS + DRAFT_MUTANTS, ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", ENGINE_MUTANTS + IMAGE_MUTANTS + DRAFT_MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_relation_catches(mutant: Mutant, harness: Harness) -> None:
     if mutant in DRAFT_MUTANTS:
         result = harness.result(DRAFTING)
@@ -47,6 +50,13 @@ def test_a_relation_catches(mutant: Mutant, harness: Harness) -> None:
 def test_the_schedules_of_the_mutants_are_equal_without_fault(mutant: str, harness: Harness) -> None:
     comparison = compare_mutant(f"{CONTROL} {mutant}", harness.result(schedule_name(mutant)))
     assert comparison.rows > 0 or mutant == "logprobs"
+    assert comparison.differences == 0, comparison.first
+
+
+@pytest.mark.parametrize("relation", CHANGES)
+def test_images_without_fault_change_nothing(relation: str, harness: Harness) -> None:
+    comparison = compare_mutant(f"{IMAGE_CONTROL} {relation}", harness.result(SCHEDULE))
+    assert comparison.rows > 0
     assert comparison.differences == 0, comparison.first
 
 

@@ -143,6 +143,26 @@ def test_a_graph_that_repeats_the_writes_is_read_too() -> None:
     assert recorder.captured.tolist() == [9.0, 10.0]
 
 
+def test_what_stands_before_a_graph_does_not_hide_it_and_belongs_to_its_step() -> None:
+    """A model that takes images embeds its rows before the inputs of the graph are prepared, outside of it."""
+    recorder = Recorder()
+    x = torch.arange(8.0).view(4, 2)
+    recorder.begin_dummy(4, max_rows=16)
+    recorder.write("captured", x)
+    for start in (0, 3):
+        batch = FakeBatch([("a", start, 3)], padding=1)
+        recorder.begin_with_embedding(batch, max_rows=16)
+        recorder.write("embedding", x + start)
+        recorder.begin(batch, max_rows=16)
+        recorder.buffers["sampler/captured"].values[:4].copy_(row_hash(x + start + 7))  # the replay
+    recorder.collect()
+    for key, shift in (("sampler/embedding", 0), ("sampler/captured", 7)):
+        want = [*row_hash(x + shift)[:3].tolist(), *row_hash(x + 3 + shift)[:3].tolist()]
+        assert [values[key] for _, values in recorder.found] == want, key
+    assert recorder.replayed == 6
+    assert recorder._order == ["sampler/embedding", "sampler/captured"]
+
+
 def table(rows: dict[tuple[str, int], list[int]], operations: Sequence[str]) -> RowHashes:
     hashes = np.array(list(rows.values()), dtype=np.int64)
     names = tuple(RowName(name, position, position) for name, position in rows)

@@ -25,6 +25,7 @@ from deepinfer_determinism.__main__ import main
         (["run", "--out", "/proc/nowhere/run.json"], "error: run: --out is "),
         (["run", "--device", "tpu"], "error: run: --device is 'tpu', expected cpu or cuda"),
         (["run", "--checkpoint", "nano:x"], "error: run: --checkpoint is 'nano:x'"),
+        (["run", "--jobs", "-1"], "error: run: --jobs is -1, expected "),
         (["run", "--relation", "nope"], "error: run: --relation is 'nope', expected one of: neighbours, "),
         (["locate", "FILE", "FILE", "--device", "tpu"], "error: --device is 'tpu'"),
         (["locate", "FILE", "FILE", "--out", "FOLDER"], "error: --out is "),

@@ -1,4 +1,4 @@
-"""The number of ranks must not matter: one against two, with every planted fault of the ranks caught."""
+"""Planted faults of the ranks are caught; that the number of ranks does not matter stands among the relations."""
 
 from __future__ import annotations
 
@@ -41,29 +41,28 @@ def differing_rows(one: RunResult, other: RunResult) -> int:
 
 @pytest.fixture(scope="module")
 def found(depth: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, RunResult], str]:
-    """Results by engine, and the log of all of them; two ranks are two processes, so the quick set leaves them out."""
+    """Results by engine, and the log of all of them."""
     if depth != "full":
-        pytest.skip("eight engines, seven of two processes: part of --depth full")
+        pytest.skip("six engines, five of two processes: part of --depth full")
     folder = tmp_path_factory.mktemp("ranks")
     model = folder / "nano"
     write_checkpoint("nano", 0, model)
-    runs = [engine("one", model)]
-    runs.append(engine("tensor", model, "--tensor-parallel-size=2"))
-    runs.append(engine("experts", model, "--tensor-parallel-size=2", "--enable-expert-parallel"))
-    runs.append(engine("drafts", model, "--tensor-parallel-size=2", DRAFTS))
+    runs = []
     for name in FAULTS:
         drafts = (DRAFTS,) if "Drafts" in name else ()
         runs.append(engine(name, model, "--tensor-parallel-size=2", f"--worker-cls={MODULE}.{name}", *drafts))
-    results = run_engines(runs, folder / "runs")
+    runs.append(engine("drafts", model, "--tensor-parallel-size=2", DRAFTS))
+    # last: vLLM adds its extension to the worker class of an engine in the child's own process, and refuses it then
+    # for the faults' classes
+    results = run_engines([*runs, engine("one", model)], folder / "runs")
     return results, (folder / "runs" / "child-0" / "child.log").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["tensor", "experts", "drafts"])
-def test_two_ranks_have_the_rows_of_one(name: str, found: tuple[dict[str, RunResult], str]) -> None:
+def test_two_ranks_with_drafts_have_the_rows_of_one_without(found: tuple[dict[str, RunResult], str]) -> None:
     results, log = found
     assert "Worker_TP1" in log, "not exercised: no second rank has run"
-    assert differing_rows(results["one"], results[name]) == 0
+    assert differing_rows(results["one"], results["drafts"]) == 0
 
 
 @pytest.mark.slow

@@ -147,6 +147,16 @@ ARGUMENTS: dict[str, tuple[tuple[str, ...], Callable[[int], tuple[Any, ...]], di
         lambda pairs: (meta(pairs, 1, dtype=torch.int32), 8, 16),
         {},
     ),
+    "programs of a restricted row": (
+        ("restrict_few_rows_triton", "restrict_rows_triton"),
+        lambda rows: (meta(rows, 5, dtype=torch.float32), *(meta(rows, dtype=torch.float32) for _ in range(3))),
+        {},
+    ),
+    "list of best tokens": (
+        ("_best_of_groups_kernel", "_best_of_rows_kernel", "top_tokens_reference"),
+        lambda num_tokens: (meta(2, 200, dtype=torch.float32), num_tokens),
+        {},
+    ),
     "rows that share": (("_indexer_logits_kernel",), index, {"round_bf16": True}),
     "smallest block": (("_topk_kernel",), lambda entries: (meta(2, entries, dtype=torch.float32), None, 8, True), {}),
     "passes of": (("_topk_kernel",), lambda entries: (meta(2, entries, dtype=torch.float32), 512), {}),

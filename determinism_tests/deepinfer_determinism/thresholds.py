@@ -124,6 +124,12 @@ def _needs_processing(a: Arguments) -> Sides:
     return (bool(a["self"].needs_logits_processing[a["idx_mapping_np"]].any()),)
 
 
+def _restricts(a: Arguments) -> Sides:
+    states, chosen = a["self"].sampling_states, a["idx_mapping_np"]
+    is_ranked = (states.top_k.np[chosen] < states.vocab_size) | (states.top_p.np[chosen] < 1.0)
+    return (bool(((states.min_p.np[chosen] > 0.0) | (is_ranked & (not a["skip_top_k_top_p"]))).any()),)
+
+
 def _prompt_chunk(a: Arguments) -> Sides:
     """For every request that scores its prompt: rows of this step against the rows scored at once."""
     from deepinfer_plugin.sampling.prompt_logprobs import ROWS_AT_ONCE
@@ -310,6 +316,12 @@ THRESHOLDS: tuple[Threshold, ...] = (
         sides=_needs_processing,
     ),
     Threshold(
+        name="logits restricted",
+        function="deepinfer_plugin.sampling.sampler:DeepInferSampler._restricts",
+        value="a request of the step has min-p, top-k or top-p",
+        sides=_restricts,
+    ),
+    Threshold(
         name="best tokens asked for",
         function="deepinfer_plugin.sampling.logprobs:score_rows",
         value="most log-probabilities asked for in the step reach the vocabulary",
@@ -378,7 +390,8 @@ REVIEWED: Mapping[str, str] = {
     "deepinfer_kernels/moe_experts/reference.py: moe_experts_reference": _NO_ROWS,
     "deepinfer_kernels/sampling_noise/reference.py: random_words_reference": _NO_ROWS,
     "deepinfer_kernels/moe_experts/reference.py: _dense_weights": "the size of the weights, fixed by the checkpoint",
-    "deepinfer_kernels/log_softmax/reference.py: _largest_and_log_sum": "the vocabulary, fixed by the checkpoint",
+    "deepinfer_kernels/log_softmax/reference.py: _sum_of_chunk": "the vocabulary, fixed by the checkpoint",
+    "deepinfer_kernels/sparse_attention/arguments.py: two_lists": "the kind of layer, fixed by the checkpoint",
     "deepinfer_kernels/sparse_attention/reference.py: _attend": "window and index_topk, fixed by the checkpoint",
     "deepinfer_kernels/dense_attention/reference.py: dense_attention_reference": "the keys of one image, on both sides "
     "of a tile in the variants of its operation",

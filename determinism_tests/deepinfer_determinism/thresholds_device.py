@@ -26,10 +26,13 @@ _ROUTE = f"{_KERNELS}.moe_experts.route_kernel:route_pairs"
 _INDEX = f"{_KERNELS}.indexer_logits.triton_kernel:indexer_logits_triton"
 _CHOOSE = f"{_KERNELS}.indexer_topk.triton_kernel:_choose"
 _TOPK = f"{_KERNELS}.indexer_topk.triton_kernel:topk_indices_triton"
+_RESTRICT = f"{_KERNELS}.restrict_logits.triton_kernel:restrict_logits_triton"
+_TOP_TOKENS = f"{_KERNELS}.sample_tokens.top_tokens_kernel:top_tokens_triton"
 
 _LARGE_WEIGHTS = "the weights of the small checkpoints are unpacked beside the product up to 1,024 rows"
 _NOT_DEEP = "no product of the small checkpoints is deep enough to be cut in parts"
 _LONG_CONTEXT = "it takes a context of 8,192 entries, longer than those of the small checkpoints"
+_FEW_DRAWS = "steps of the harness draw for few rows; the row tests on the device take both sides"
 _NO_SUCH_K = "no selection of a released model is larger than TOPK_LARGEST"
 
 Quantity = Callable[[Arguments], int | None]  # None: the call does not come to this choice
@@ -114,6 +117,21 @@ def _wider_than_a_chunk(a: Arguments) -> int | None:
 
 
 DEVICE_THRESHOLDS: tuple[Threshold, ...] = (
+    *_table(
+        "programs of a restricted row",
+        _RESTRICT,
+        "rows",
+        ((tiling.RESTRICT_FEW_ROWS, None), (1 << 62, None)),
+        _tokens("logits"),
+        _FEW_DRAWS,
+    ),
+    *_table(
+        "list of best tokens",
+        _TOP_TOKENS,
+        "tokens asked for",
+        (*tiling.TOP_TOKENS_LISTS, (1 << 62, None)),
+        lambda a: int(a["num_tokens"]) if a["logits"].shape[0] > 0 else None,
+    ),
     _wide_or_narrow("bf16 weight beside or before the product", _PLAIN, _plain()),
     *_table("tile of a bf16 product", _PLAIN, "rows", tiling.PLAIN_TILES, _plain(is_narrow=True)),
     *_table(
@@ -209,4 +227,6 @@ REVIEWED_DEVICE: Mapping[str, str] = {
     f"{_KERNELS}/linear/triton_kernel.py: _wide_tile": _CALLER,
     f"{_KERNELS}/sparse_attention/triton_kernel.py: sparse_attention_triton": "the table has one entry, for any batch",
     f"{_KERNELS}/sparse_attention/hopper_kernel.py: fits_hopper": _SHAPE,
+    f"{_KERNELS}/engram_gate/tilelang_kernel.py: engram_gate_tilelang": "the width of a row",
+    f"{_KERNELS}/moe_experts/tilelang_kernel.py: moe_experts_tilelang": "a family, proven by its row tests alone",
 }

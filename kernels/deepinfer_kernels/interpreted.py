@@ -5,9 +5,11 @@ process of its own, because the interpreter is chosen when Triton is imported. I
 """
 
 from collections.abc import Callable
+from unittest.mock import patch
 
 import torch
 
+from deepinfer_kernels import tiling
 from deepinfer_kernels.engram_gate import reference as engram_gate_reference
 from deepinfer_kernels.engram_gate.triton_kernel import engram_gate_triton
 from deepinfer_kernels.engram_hash import reference as engram_hash_reference
@@ -28,12 +30,14 @@ from deepinfer_kernels.kv_compress.triton_kernel import compress_pairs_triton
 from deepinfer_kernels.log_softmax import reference as log_softmax_reference
 from deepinfer_kernels.log_softmax.triton_kernel import log_softmax_triton
 from deepinfer_kernels.restrict_logits import reference as restrict_logits_reference
-from deepinfer_kernels.restrict_logits.triton_kernel import restrict_logits_triton
+from deepinfer_kernels.restrict_logits.rows_kernel import restrict_rows_triton
+from deepinfer_kernels.restrict_logits.triton_kernel import restrict_few_rows_triton
 from deepinfer_kernels.rms_norm import reference as rms_norm_reference
 from deepinfer_kernels.rms_norm.triton_kernel import rms_norm_triton
 from deepinfer_kernels.rope import reference as rope_reference
 from deepinfer_kernels.rope.triton_kernel import rope_triton
 from deepinfer_kernels.sample_tokens import reference as sample_tokens_reference
+from deepinfer_kernels.sample_tokens.top_tokens_kernel import top_tokens_triton
 from deepinfer_kernels.sample_tokens.triton_kernel import sample_tokens_triton
 from deepinfer_kernels.sampling_noise import reference as sampling_noise_reference
 from deepinfer_kernels.sampling_noise.triton_kernel import gumbel_noise_triton, random_words_triton
@@ -120,7 +124,7 @@ def _state() -> None:
 
 
 def _logits() -> None:
-    logits = log_softmax_reference.make_inputs(2, 1500, _generator(), "cpu")
+    logits = log_softmax_reference.make_inputs(2, 9000, _generator(), "cpu")
     want = log_softmax_reference.log_softmax_reference(logits)
     assert_close(log_softmax_triton(logits), want, log_softmax_reference.ABSOLUTE_TOLERANCE, "log_softmax")
 
@@ -136,17 +140,36 @@ def _sampler() -> None:
         draw = sample_tokens_reference.make_inputs(7, vocab_size, _generator(), "cpu")
         want = sample_tokens_reference.sample_tokens_reference(*draw)
         assert_bitwise_equal(sample_tokens_triton(*draw), want, "sample_tokens")
-    for vocab_size in (1, 31, 9000):  # 9000: a search over the row, then one over what it left
-        logits, *limits = restrict_logits_reference.make_inputs(12, vocab_size, _generator(), "cpu")
-        for row in (logits, torch.randn(12, vocab_size, generator=_generator()) * 3):
-            want = restrict_logits_reference.restrict_logits_reference(row, *limits)
-            assert_bitwise_equal(restrict_logits_triton(row, *limits), want, "restrict_logits")
-            ids = torch.arange(12) % vocab_size
-            want = sum_smaller_probs_reference(row, ids)
-            assert_bitwise_equal(sum_smaller_probs_triton(row, ids), want, "sum_smaller_probs")
+    for vocab_size, num_tokens in ((1, 1), (70, 33), (3000, 20)):
+        logits = sample_tokens_reference.make_inputs(2, vocab_size, _generator(), "cpu")[0]
+        want = sample_tokens_reference.top_tokens_reference(logits, num_tokens)
+        assert_bitwise_equal(top_tokens_triton(logits, num_tokens), want, "top_tokens")
 
 
-CHECKS: tuple[Callable[[], None], ...] = (_norms, _hyper_connections, _engram, _indices, _state, _logits, _sampler)
+def _restrictions() -> None:
+    """With small chunks and blocks: passes of several programs, a search over a list, then one over what it left."""
+    with patch.object(tiling, "RESTRICT_CHUNK", 64), patch.object(tiling, "RESTRICT_BLOCK", 32):
+        for vocab_size in (1, 200):
+            logits, *limits = restrict_logits_reference.make_inputs(8, vocab_size, _generator(), "cpu")
+            for row in (logits, torch.randn(8, vocab_size, generator=_generator()) * 3)[: 1 + vocab_size // 200]:
+                want = restrict_logits_reference.restrict_logits_reference(row, *limits)
+                assert_bitwise_equal(restrict_few_rows_triton(row, *limits), want, "restrict_logits, few rows")
+                assert_bitwise_equal(restrict_rows_triton(row, *limits), want, "restrict_logits, a program a row")
+                ids = torch.arange(8) % vocab_size
+                want = sum_smaller_probs_reference(row, ids)
+                assert_bitwise_equal(sum_smaller_probs_triton(row, ids), want, "sum_smaller_probs")
+
+
+CHECKS: tuple[Callable[[], None], ...] = (
+    _norms,
+    _hyper_connections,
+    _engram,
+    _indices,
+    _state,
+    _logits,
+    _sampler,
+    _restrictions,
+)
 
 
 if __name__ == "__main__":

@@ -28,9 +28,11 @@ from deepinfer_kernels.log_softmax.triton_kernel import (
     log_sum_exp_triton,
     token_log_softmax_triton,
 )
-from deepinfer_kernels.restrict_logits.triton_kernel import restrict_logits_triton
+from deepinfer_kernels.restrict_logits.rows_kernel import restrict_rows_triton
+from deepinfer_kernels.restrict_logits.triton_kernel import restrict_few_rows_triton
 from deepinfer_kernels.rms_norm.triton_kernel import rms_norm_triton
 from deepinfer_kernels.rope.triton_kernel import rope_triton
+from deepinfer_kernels.sample_tokens.top_tokens_kernel import top_tokens_triton
 from deepinfer_kernels.sample_tokens.triton_kernel import sample_tokens_triton
 from deepinfer_kernels.sampling_noise.triton_kernel import gumbel_noise_triton, random_words_triton
 from deepinfer_kernels.sparse_attention.hopper_kernel import sparse_attention_hopper
@@ -134,8 +136,11 @@ def _sampler() -> None:
     random_words_triton(*numbers, VOCAB)
     gumbel_noise_triton(*numbers, VOCAB)
     sample_tokens_triton(logits, limits, *numbers)
-    restrict_logits_triton(logits, _int32(ROWS), limits, limits)
+    restrict_few_rows_triton(logits, _int32(ROWS), limits, limits)
+    restrict_rows_triton(logits, _int32(ROWS), limits, limits)
     sum_smaller_probs_triton(logits, numbers[0])
+    top_tokens_triton(logits, 20)
+    top_tokens_triton(logits, 128)
 
 
 def _log_softmax() -> None:
@@ -202,7 +207,7 @@ def test_kernels_compile_for_the_card(name: str, capability: int) -> None:
 @pytest.mark.parametrize("capability", [90, 100])
 def test_the_sampler_fuses_and_approximates_nothing(capability: int) -> None:
     launches = launches_of(_sampler)
-    assert len(launches) == 6
+    assert len(launches) == 14
     for launch in launches:
         text = compile_launch(launch, capability).asm["ptx"]
         found = [word for word in ("fma.rn", ".approx", ".ftz", "div.full") if word in text]

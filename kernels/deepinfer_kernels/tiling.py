@@ -21,8 +21,10 @@ REFERENCE_HEAD_TILE = 4
 MX_BLOCK = 32
 NVFP4_BLOCK = 16
 
-# Lanes of the sum below log-softmax: lane j adds columns j, j + 1024, ... in ascending order, then lanes are halved.
-# A power of two, so that the halving is exact in shape; 1024 is one block of a GPU thread group.
+# The sum below log-softmax. A row is cut in chunks, each with its own largest logit, so that one pass over the logits
+# is enough; 16 chunks of the released vocabulary. In a chunk lane j adds columns j, j + 1024, ... in ascending order;
+# then the lanes, and last the chunks, are halved. Powers of two, so that the halving is exact in shape.
+LOGSUM_CHUNK = 8192
 LOGSUM_BLOCK = 1024
 
 # Elements of the logits that the references of the sampling operations work on at once. It bounds memory and fixes no
@@ -32,8 +34,22 @@ SAMPLING_ELEMENTS = 1 << 21
 # Triton kernels of the sampler. Their sums are of integers and their results are maxima, so no tile changes a bit.
 # Tokens of one program of the draw: 127 programs for one row of the released vocabulary, 8 tokens of a thread.
 SAMPLING_TOKENS = 1024
+# Tokens of a group of the list of best tokens: 2020 groups of the released vocabulary, of which the second kernel sorts
+# one token each, then the tokens of as many groups as tokens are listed.
+TOP_TOKENS_GROUP = 64
+# (tokens asked for up to, (tokens that the second kernel ranks, its warps)). The order of tokens is total, so none
+# changes an answer; few entries, so few compilations. The reference makes longer lists.
+TOP_TOKENS_LISTS = ((32, (32, 8)), (128, (128, 16)))
 # Entries that one program of the restriction holds at once, 8 of a thread. A lane counts to 2^20 / 4096 at most.
 RESTRICT_BLOCK = 4096
+# Entries of one program of its passes over a row: 64 programs for one row of the released vocabulary. And how many of
+# them are compared with 32 keys at once: 32 counts and 32 weights of a thread.
+RESTRICT_CHUNK = 2048
+# Up to so many rows many programs share a row; more rows take a program each, which reads the row again for every step
+# of its search but compares with 3 keys at a time, not 32. Seen on an H200 with top-p: 1 row 49 us against 303, 16 rows
+# 143 against 313, 64 rows 461 against 326.
+RESTRICT_FEW_ROWS = 32
+RESTRICT_COLUMNS = 128
 
 # --- Triton kernels of attention, index and the elementwise family -------------------------------------------------
 
@@ -56,6 +72,9 @@ HC_MIX_PARTS_OF_GROUP = 4
 # (rows up to, (rows of one tile, parts of one program, whether a launch of its own splits the weights into bf16 values,
 # which every tile of rows would do again)): a tile family.
 HC_MIX_TILES = ((64, (16, 1, False)), (1 << 62, (64, 1, True)))
+
+# Rows of one tile of the TileLang kernel, which walks the same blocks and parts: one tile for every batch.
+HC_MIX_TILELANG_ROWS = 64
 
 # Tokens of one program of the Sinkhorn steps: one warp, a token per lane.
 SINKHORN_BLOCK_T = 32
@@ -84,6 +103,10 @@ ATTENTION_WARPS = 8
 # Heads of one program in the fp32 kernel, columns of its products, and columns of the result one program owns.
 ATTENTION_FP32_HEADS = 16
 ATTENTION_FP32_BLOCK_D = 64
+# Heads and threads of one program of the TileLang kernel: 64 heads fill the tall side of a product, 256 threads hold
+# their result. One tile for every batch.
+ATTENTION_TILELANG_HEADS = 64
+ATTENTION_TILELANG_THREADS = 256
 # Attention inside an image: queries of one program, one tile for every image and width. Keys come in the 64 of above.
 DENSE_ATTENTION_ROWS = 64
 
@@ -185,6 +208,11 @@ EXPERT_DOWN_TILES = (
     (48, MatmulTile(rows=64, columns=128, num_warps=4, num_stages=3)),
     (1 << 62, MatmulTile(rows=128, columns=256, num_warps=8, num_stages=3)),
 )
+# The TileLang kernels of the experts: rows of the weight and threads of one program, and (average rows of an expert up
+# to, rows of one tile). Two tiles, a family: both walk K in the same order on the same tensor-core product.
+EXPERT_TILELANG_COLUMNS = 128
+EXPERT_TILELANG_THREADS = 128
+EXPERT_TILELANG_ROWS = ((16, 16), (1 << 62, 64))
 # (token, slot) pairs up to which one program sorts them by expert; above, the steps are launches of their own with
 # ROUTE_BLOCK pairs a program.
 ROUTE_ONE_PROGRAM = 4096

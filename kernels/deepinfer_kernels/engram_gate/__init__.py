@@ -3,7 +3,7 @@
 import torch
 
 from deepinfer_kernels import checks
-from deepinfer_kernels.dispatch import use_triton
+from deepinfer_kernels.dispatch import use_tilelang, use_triton
 from deepinfer_kernels.engram_gate.reference import engram_gate_reference
 from deepinfer_kernels.engram_gate.triton_kernel import engram_gate_triton
 
@@ -55,6 +55,10 @@ def engram_gate(
     if is_image is not None:
         checks.require_dtype("engram_gate", "is_image", is_image, (torch.bool,))
         checks.require_shape("engram_gate", "is_image", is_image, (num_tokens,), "one flag per row of streams")
+    if use_tilelang(streams):
+        from deepinfer_kernels.engram_gate.tilelang_kernel import engram_gate_tilelang
+
+        return engram_gate_tilelang(streams, key, value, q_weight, k_weight, eps, is_image)
     if use_triton(streams):
         return engram_gate_triton(streams, key, value, q_weight, k_weight, eps, is_image)
     return engram_gate_reference(streams, key, value, q_weight, k_weight, eps, is_image)

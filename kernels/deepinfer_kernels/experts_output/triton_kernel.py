@@ -9,6 +9,7 @@ from deepinfer_kernels import tiling
 from deepinfer_kernels.dependent_launch import starts_early, wait_for_inputs
 from deepinfer_kernels.hc_post.triton_kernel import write_streams
 from deepinfer_kernels.launching import last_axis_contiguous
+from deepinfer_kernels.moe_combine.triton_kernel import sum_of_experts
 
 
 @triton.jit
@@ -31,12 +32,8 @@ def _combine_post_kernel(
     wait_for_inputs(IS_EARLY)
     token = tl.program_id(0).to(tl.int64)
     h = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    is_column = h < WIDTH
     routed_ptrs = routed_ptr + token * (TOP_K * WIDTH) + h
-    total = tl.load(routed_ptrs, mask=is_column, other=0.0).to(tl.float32)
-    for slot in tl.static_range(1, TOP_K):
-        total += tl.load(routed_ptrs + slot * WIDTH, mask=is_column, other=0.0).to(tl.float32)
-    total += tl.load(shared_ptr + token * WIDTH + h, mask=is_column, other=0.0).to(tl.float32)
+    total = sum_of_experts(routed_ptrs, shared_ptr + token * WIDTH + h, h < WIDTH, TOP_K, WIDTH)
     y = total.to(DTYPE).to(tl.float32)
     write_streams(y, streams_ptr, post_ptr, comb_ptr, out_ptr, token, h, stride_t, stride_s, WIDTH, NUM_STREAMS)
 

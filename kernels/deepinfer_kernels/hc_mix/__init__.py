@@ -3,7 +3,7 @@
 import torch
 
 from deepinfer_kernels import checks
-from deepinfer_kernels.dispatch import use_triton
+from deepinfer_kernels.dispatch import use_tilelang, use_triton
 from deepinfer_kernels.hc_mix.reference import hc_mix_reference
 from deepinfer_kernels.hc_mix.triton_kernel import hc_mix_triton
 
@@ -32,6 +32,10 @@ def hc_mix(streams: torch.Tensor, fn: torch.Tensor, eps: float) -> torch.Tensor:
     num_streams, width = streams.shape[1:]
     expected = ((2 + num_streams) * num_streams, num_streams * width)
     checks.require_shape("hc_mix", "fn", fn, expected, "it has (2 + S) * S rows over all streams")
+    if use_tilelang(streams) and streams.dtype == torch.bfloat16:
+        from deepinfer_kernels.hc_mix.tilelang_kernel import hc_mix_tilelang
+
+        return hc_mix_tilelang(streams, fn, eps)
     if use_triton(streams):
         return hc_mix_triton(streams, fn, eps)
     return hc_mix_reference(streams, fn, eps)

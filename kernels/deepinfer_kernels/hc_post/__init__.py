@@ -3,7 +3,7 @@
 import torch
 
 from deepinfer_kernels import checks
-from deepinfer_kernels.dispatch import use_triton
+from deepinfer_kernels.dispatch import use_tilelang, use_triton
 from deepinfer_kernels.hc_post.reference import hc_post_reference
 from deepinfer_kernels.hc_post.triton_kernel import hc_post_triton
 
@@ -37,6 +37,10 @@ def hc_post(y: torch.Tensor, streams: torch.Tensor, post: torch.Tensor, comb: to
     checks.require_shape("hc_post", "post", post, (num_tokens, num_streams), "one weight per stream of every token")
     expected = (num_tokens, num_streams, num_streams)
     checks.require_shape("hc_post", "comb", comb, expected, "one weight per pair of streams of every token")
+    if use_tilelang(y):
+        from deepinfer_kernels.hc_post.tilelang_kernel import hc_post_tilelang
+
+        return hc_post_tilelang(y, streams, post, comb)
     if use_triton(y):
         return hc_post_triton(y, streams, post, comb)
     return hc_post_reference(y, streams, post, comb)

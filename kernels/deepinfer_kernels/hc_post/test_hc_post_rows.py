@@ -1,5 +1,6 @@
 """mHC elementwise kernels on the device: collapse, Sinkhorn and post at the width of the model, in fp32."""
 
+import pytest
 import torch
 
 from deepinfer_kernels.hc_collapse.reference import hc_collapse_reference
@@ -29,6 +30,21 @@ def test_post_and_collapse_rows_keep_their_fp32_bits_from_1_to_8192_rows() -> No
     few = slice(0, 64)
     want = hc_collapse_reference(streams[few].float().cpu(), post[few].cpu())
     assert_bitwise_equal(hc_collapse_triton(streams[few], post[few], torch.float32).cpu(), want, "collapse")
+
+
+def test_the_tilelang_kernel_has_the_bits_of_the_other_one_in_any_batch() -> None:
+    pytest.importorskip("tilelang", reason="TileLang is not installed")
+    from deepinfer_kernels.hc_post.tilelang_kernel import hc_post_tilelang
+
+    y, streams, post, comb = make_inputs(NUM_ROWS, 4, 5120, torch.bfloat16, "cuda", torch.Generator().manual_seed(4))
+
+    def run(rows: slice) -> torch.Tensor:
+        return hc_post_tilelang(y[rows], streams[rows], post[rows], comb[rows], torch.float32).flatten(1)
+
+    assert_one_set_of_bits(run, NUM_ROWS, "hc_post")
+    assert_graph_gives_eager_bits(lambda: hc_post_tilelang(y, streams, post, comb), "hc_post")
+    want = hc_post_triton(y, streams, post, comb, torch.float32).flatten(1)
+    assert_bitwise_equal(run(slice(0, NUM_ROWS)), want, "both sets")
 
 
 def test_sinkhorn_rows_keep_their_bits_from_1_to_8192_rows() -> None:

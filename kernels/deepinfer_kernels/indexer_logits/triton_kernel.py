@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from deepinfer_kernels import tiling
+from deepinfer_kernels.indexer_logits.arguments import constants_of, strides_of, tensors_of
 from deepinfer_kernels.kv_store import RecordFormat
 from deepinfer_kernels.kv_store.triton_codec import e8m0_to_bf16, unpack_nibbles
 from deepinfer_kernels.launching import from_table, last_axis_contiguous
@@ -146,42 +147,23 @@ def indexer_logits_triton(
     rows: int | None = None,
 ) -> torch.Tensor:
     """Launch the kernel on checked arguments: bf16 queries, MXFP4 pages; ``rows`` overrides the table."""
-    num_tokens, num_heads, head_dim = q.shape
+    num_tokens = q.shape[0]
     out = torch.empty((num_tokens, max_entries), dtype=torch.float32, device=q.device)
     if out.numel() == 0:
         return out
     q = last_axis_contiguous(q)
     rows = rows or from_table(tiling.INDEX_ROWS, num_tokens)
-    heads = max(16, triton.next_power_of_2(num_heads))
     groups = triton.cdiv(num_tokens, rows)
     programs = max(tiling.INDEX_LEAST_PROGRAMS, triton.cdiv(tiling.INDEX_PROGRAMS, groups))
     _indexer_logits_kernel[(groups, min(programs, triton.cdiv(max_entries, tiling.INDEX_KEY_TILE)))](
-        q,
-        weights,
-        key_cache,
-        block_table,
-        req_idx.contiguous(),
-        num_visible.contiguous(),
-        out,
+        *tensors_of(q, weights, key_cache, block_table, req_idx, num_visible, out),
         num_tokens,
         max_entries,
         key_cache.shape[1],
         key_cache.stride(0),
-        block_table.stride(0),
-        block_table.stride(1),
-        q.stride(0),
-        q.stride(1),
-        weights.stride(0),
-        weights.stride(1),
-        NUM_HEADS=num_heads,
-        HEADS=heads,
-        LEVELS=heads.bit_length() - 1,
-        HEAD_DIM=head_dim,
+        *strides_of(block_table, q, weights),
+        **constants_of(q, round_bf16),
         KEYS=tiling.INDEX_KEY_TILE,
         ROWS=rows,
-        ROUND=round_bf16,
-        num_warps=4,
-        num_stages=1,
-        enable_fp_fusion=False,
     )
     return out

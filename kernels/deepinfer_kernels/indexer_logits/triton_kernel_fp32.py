@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from deepinfer_kernels import tiling
+from deepinfer_kernels.indexer_logits.arguments import constants_of, strides_of, tensors_of
 from deepinfer_kernels.kv_store import RecordFormat
 from deepinfer_kernels.kv_store.triton_codec import FORMAT_CODES, load_values
 from deepinfer_kernels.launching import last_axis_contiguous
@@ -93,7 +94,7 @@ def indexer_logits_fp32_triton(
     round_bf16: bool,
 ) -> torch.Tensor:
     """Launch the kernel on arguments ``indexer_logits`` has checked."""
-    num_tokens, num_heads, head_dim = q.shape
+    num_tokens, _, head_dim = q.shape
     out = torch.empty((num_tokens, max_entries), dtype=torch.float32, device=q.device)
     if out.numel() == 0:
         return out
@@ -104,35 +105,16 @@ def indexer_logits_fp32_triton(
         strides = (value_bytes, per_block * value_bytes, scale_bytes)
     else:
         strides = (fmt.record_bytes(head_dim), value_bytes, fmt.record_bytes(head_dim))
-    heads = max(16, triton.next_power_of_2(num_heads))
     _indexer_logits_fp32_kernel[(num_tokens, triton.cdiv(max_entries, tiling.INDEX_FP32_KEY_TILE))](
-        q,
-        weights,
-        key_cache,
-        block_table,
-        req_idx.contiguous(),
-        num_visible.contiguous(),
-        out,
+        *tensors_of(q, weights, key_cache, block_table, req_idx, num_visible, out),
         max_entries,
         per_block,
         key_cache.stride(0),
         *strides,
-        block_table.stride(0),
-        block_table.stride(1),
-        q.stride(0),
-        q.stride(1),
-        weights.stride(0),
-        weights.stride(1),
-        NUM_HEADS=num_heads,
-        HEADS=heads,
-        LEVELS=heads.bit_length() - 1,
-        HEAD_DIM=head_dim,
+        *strides_of(block_table, q, weights),
+        **constants_of(q, round_bf16),
         FMT=FORMAT_CODES[fmt],
         KEYS=tiling.INDEX_FP32_KEY_TILE,
         BLOCK_D=32,
-        ROUND=round_bf16,
-        num_warps=4,
-        num_stages=1,
-        enable_fp_fusion=False,
     )
     return out

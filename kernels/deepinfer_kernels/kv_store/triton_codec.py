@@ -19,6 +19,41 @@ _EXPONENT_MASK = tl.constexpr(0x7F800000)
 _MANTISSA_MASK = tl.constexpr(0x007FFFFF)
 _MANTISSA_BITS = tl.constexpr(23)
 
+# Four bytes of e2m1 pairs in $4, with their scales in $5 and $6, to even values in $0 and $1 and odd ones in $2 and $3;
+# see ``unpack_nibbles``.
+UNPACK_PAIRS = tl.constexpr(
+    """{
+    .reg .b32 a, b, c, d, e;
+    mov.b32 e, 0x7E807E80;
+    prmt.b32 a, $4, 0, 0x4140;
+    prmt.b32 b, $4, 0, 0x4342;
+    shl.b32 c, a, 6;
+    shl.b32 d, b, 6;
+    and.b32 c, c, 0x01C001C0;
+    and.b32 d, d, 0x01C001C0;
+    shl.b32 $0, a, 12;
+    shl.b32 $1, b, 12;
+    lop3.b32 c, $0, 0x80008000, c, 0xEA;
+    lop3.b32 d, $1, 0x80008000, d, 0xEA;
+    mul.rn.bf16x2 c, c, e;
+    mul.rn.bf16x2 d, d, e;
+    mul.rn.bf16x2 $0, c, $5;
+    mul.rn.bf16x2 $1, d, $6;
+    shl.b32 c, a, 2;
+    shl.b32 d, b, 2;
+    and.b32 c, c, 0x01C001C0;
+    and.b32 d, d, 0x01C001C0;
+    shl.b32 a, a, 8;
+    shl.b32 b, b, 8;
+    lop3.b32 c, a, 0x80008000, c, 0xEA;
+    lop3.b32 d, b, 0x80008000, d, 0xEA;
+    mul.rn.bf16x2 c, c, e;
+    mul.rn.bf16x2 d, d, e;
+    mul.rn.bf16x2 $2, c, $5;
+    mul.rn.bf16x2 $3, d, $6;
+    }"""
+)
+
 
 @triton.jit
 def e8m0_to_float(byte):
@@ -145,39 +180,9 @@ def unpack_nibbles(byte, scale):
 
     The three magnitude bits of a code, put where bf16 keeps the lowest exponent bits and the highest mantissa bit, are
     the value times 2^-126, also for the subnormal 0.5. Two exact products bring it back: first 2^126, then the scale.
-    Four bytes of a thread are handled at a time; $4 holds them, $5 and $6 their scales.
     """
     return tl.inline_asm_elementwise(
-        """{
-        .reg .b32 a, b, c, d, e;
-        mov.b32 e, 0x7E807E80;
-        prmt.b32 a, $4, 0, 0x4140;
-        prmt.b32 b, $4, 0, 0x4342;
-        shl.b32 c, a, 6;
-        shl.b32 d, b, 6;
-        and.b32 c, c, 0x01C001C0;
-        and.b32 d, d, 0x01C001C0;
-        shl.b32 $0, a, 12;
-        shl.b32 $1, b, 12;
-        lop3.b32 c, $0, 0x80008000, c, 0xEA;
-        lop3.b32 d, $1, 0x80008000, d, 0xEA;
-        mul.rn.bf16x2 c, c, e;
-        mul.rn.bf16x2 d, d, e;
-        mul.rn.bf16x2 $0, c, $5;
-        mul.rn.bf16x2 $1, d, $6;
-        shl.b32 c, a, 2;
-        shl.b32 d, b, 2;
-        and.b32 c, c, 0x01C001C0;
-        and.b32 d, d, 0x01C001C0;
-        shl.b32 a, a, 8;
-        shl.b32 b, b, 8;
-        lop3.b32 c, a, 0x80008000, c, 0xEA;
-        lop3.b32 d, b, 0x80008000, d, 0xEA;
-        mul.rn.bf16x2 c, c, e;
-        mul.rn.bf16x2 d, d, e;
-        mul.rn.bf16x2 $2, c, $5;
-        mul.rn.bf16x2 $3, d, $6;
-        }""",
+        UNPACK_PAIRS,
         "=&r,=&r,=&r,=&r,r,r,r",
         [byte, scale],
         dtype=(tl.bfloat16, tl.bfloat16),

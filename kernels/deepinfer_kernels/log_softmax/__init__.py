@@ -17,9 +17,11 @@ __all__ = ["log_softmax", "log_sum_exp", "token_log_softmax"]
 def log_softmax(logits: torch.Tensor) -> torch.Tensor:
     """Logarithm of the softmax of each row.
 
-    An element is (logit - m) - log(s), where m is the row's largest logit and s the sum of exp(logit - m): lane j of
-    LOGSUM_BLOCK lanes adds the columns j, j + LOGSUM_BLOCK, ... in this order, then the lanes are halved, the upper
-    half added to the lower, until one is left. Everything is fp32.
+    An element is (logit - m) - log(s), where m is the row's largest logit and s the sum of exp(logit - m), taken chunk
+    by chunk: with the largest logit m_c of a chunk of LOGSUM_CHUNK columns, lane j of LOGSUM_BLOCK lanes adds
+    exp(logit - m_c) of its columns j, j + LOGSUM_BLOCK, ... in this order, and the lanes are halved, the upper half
+    added to the lower, until one is left. The sums of the chunks, times exp(m_c - m), are halved likewise, zeros
+    standing for what lacks to a power of two. Everything is fp32.
 
     Args:
         logits: [num_rows, vocab_size] fp32, any strides.

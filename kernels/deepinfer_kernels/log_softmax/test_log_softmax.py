@@ -5,10 +5,10 @@ from deepinfer_kernels.errors import ShapeError, UnsupportedError
 from deepinfer_kernels.log_softmax import log_softmax, log_sum_exp, token_log_softmax
 from deepinfer_kernels.log_softmax.reference import ABSOLUTE_TOLERANCE, make_inputs
 from deepinfer_kernels.testing import EDGE_SIZES, assert_bitwise_equal, assert_close, assert_rows_keep_their_bits
-from deepinfer_kernels.tiling import LOGSUM_BLOCK
+from deepinfer_kernels.tiling import LOGSUM_BLOCK, LOGSUM_CHUNK
 
 INF, NAN = float("inf"), float("nan")
-VOCABULARIES = (1, LOGSUM_BLOCK - 1, LOGSUM_BLOCK, LOGSUM_BLOCK + 1, 2 * LOGSUM_BLOCK, 5000)
+VOCABULARIES = (1, LOGSUM_BLOCK - 1, LOGSUM_BLOCK, LOGSUM_BLOCK + 1, 2 * LOGSUM_BLOCK, LOGSUM_CHUNK + 1, 20000)
 
 
 def _logits(num_rows: int, vocab_size: int, device: str) -> torch.Tensor:
@@ -52,15 +52,36 @@ def test_strides_and_columns_behind_the_end_change_no_bit(vocab_size: int, devic
     assert_bitwise_equal(log_softmax(torch.cat((logits, logits))[::2]), want[[0, 2, 4, 1, 3]], label="every other row")
 
 
-def test_the_sum_has_the_order_of_the_contract(device: str) -> None:
-    logits = _logits(2, 2 * LOGSUM_BLOCK + 5, device)
-    largest = logits.amax(dim=1, keepdim=True)
-    lanes = torch.zeros(2, LOGSUM_BLOCK, device=device)
-    for column in range(logits.shape[1]):
-        lanes[:, column % LOGSUM_BLOCK] += torch.exp(logits - largest)[:, column]
+def _halved(lanes: torch.Tensor) -> torch.Tensor:
     while lanes.shape[1] > 1:
         lanes = lanes[:, : lanes.shape[1] // 2] + lanes[:, lanes.shape[1] // 2 :]
-    assert_bitwise_equal(log_softmax(logits), logits - largest - torch.log(lanes), label="written out")
+    return lanes
+
+
+def test_the_sum_has_the_order_of_the_contract() -> None:
+    # On the CPU: Triton's exp and log are not those of PyTorch on a GPU, so only the order there is that of this test.
+    logits = _logits(2, 2 * LOGSUM_CHUNK + 5, "cpu")
+    largest = logits.amax(dim=1, keepdim=True)
+    sums = torch.zeros(2, 4)  # three chunks, and a zero
+    for index, chunk in enumerate(logits.split(LOGSUM_CHUNK, dim=1)):
+        of_chunk = chunk.amax(dim=1, keepdim=True)
+        weights = torch.exp(chunk - of_chunk)
+        lanes = torch.zeros(2, LOGSUM_BLOCK)
+        for column in range(chunk.shape[1]):
+            lanes[:, column % LOGSUM_BLOCK] += weights[:, column]
+        sums[:, index] = _halved(lanes)[:, 0] * torch.exp(of_chunk - largest)[:, 0]
+    assert_bitwise_equal(log_softmax(logits), logits - largest - torch.log(_halved(sums)), label="written out")
+
+
+def test_chunks_without_finite_values_take_no_part(device: str) -> None:
+    logits = _logits(3, 3 * LOGSUM_CHUNK, device)
+    middle = slice(LOGSUM_CHUNK, 2 * LOGSUM_CHUNK)
+    logits[:, middle] = -INF
+    assert_close(log_sum_exp(logits).double(), logits.double().logsumexp(dim=1), ABSOLUTE_TOLERANCE, label="hidden")
+    logits[0, LOGSUM_CHUNK], logits[1, LOGSUM_CHUNK] = NAN, INF
+    got = log_softmax(logits)
+    assert bool(got[:2].masked_fill(logits[:2] == -INF, NAN).isnan().all()), "NaN and +inf reach every chunk"
+    assert bool((got[2, middle] == -INF).all())
 
 
 @pytest.mark.parametrize("num_ids", [1, 2, 21, 500])

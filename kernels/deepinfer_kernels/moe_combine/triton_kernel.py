@@ -10,6 +10,15 @@ from deepinfer_kernels.launching import last_axis_contiguous
 
 
 @triton.jit
+def sum_of_experts(expert_ptrs, shared_ptrs, is_column, TOP_K: tl.constexpr, WIDTH: tl.constexpr):
+    """fp32 sum of the experts' rows of a token, TOP_K rows of WIDTH values, in slot order, and of the shared expert."""
+    total = tl.load(expert_ptrs, mask=is_column, other=0.0).to(tl.float32)
+    for slot in tl.static_range(1, TOP_K):
+        total += tl.load(expert_ptrs + slot * WIDTH, mask=is_column, other=0.0).to(tl.float32)
+    return total + tl.load(shared_ptrs, mask=is_column, other=0.0).to(tl.float32)
+
+
+@triton.jit
 def _moe_combine_kernel(
     expert_out_ptr,
     shared_out_ptr,
@@ -23,10 +32,8 @@ def _moe_combine_kernel(
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_column = column < WIDTH
     expert_ptrs = expert_out_ptr + token * (TOP_K * WIDTH) + column
-    total = tl.load(expert_ptrs, mask=is_column, other=0.0).to(tl.float32)
-    for slot in tl.static_range(1, TOP_K):
-        total += tl.load(expert_ptrs + slot * WIDTH, mask=is_column, other=0.0).to(tl.float32)
-    total += tl.load(shared_out_ptr + token * shared_stride_t + column, mask=is_column, other=0.0).to(tl.float32)
+    shared_ptrs = shared_out_ptr + token * shared_stride_t + column
+    total = sum_of_experts(expert_ptrs, shared_ptrs, is_column, TOP_K, WIDTH)
     tl.store(out_ptr + token * WIDTH + column, total.to(out_ptr.dtype.element_ty), mask=is_column)
 
 

@@ -3,7 +3,7 @@
 import torch
 
 from deepinfer_kernels import checks
-from deepinfer_kernels.dispatch import use_triton
+from deepinfer_kernels.dispatch import use_tilelang, use_triton
 from deepinfer_kernels.errors import ShapeError
 from deepinfer_kernels.moe_experts.reference import moe_experts_reference
 from deepinfer_kernels.tiling import MX_BLOCK
@@ -96,7 +96,11 @@ def moe_experts(
     given = (x, topk_idx, topk_weights, w13, w13_scale, w2, w2_scale)
     # fp32 activations that are not quantised (mode s32, a test mode) are not exact in bf16: the reference runs them.
     if use_triton(x) and (quantize_input or x.dtype == torch.bfloat16):
-        from deepinfer_kernels.moe_experts.triton_kernel import moe_experts_triton
+        from deepinfer_kernels.moe_experts.triton_kernel import moe_experts_triton as run
 
-        return moe_experts_triton(*given, rows, limit=limit, quantize_input=quantize_input, num_shares=num_shares)
+        if use_tilelang(x):
+            from deepinfer_kernels.moe_experts import tilelang_kernel
+
+            run = tilelang_kernel.moe_experts_tilelang
+        return run(*given, rows, limit=limit, quantize_input=quantize_input, num_shares=num_shares)
     return moe_experts_reference(*given, limit=limit, quantize_input=quantize_input)

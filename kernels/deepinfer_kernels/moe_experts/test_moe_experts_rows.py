@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from deepinfer_kernels import tiling
+from deepinfer_kernels import dispatch, tiling
+from deepinfer_kernels.dispatch import KernelSet
 from deepinfer_kernels.moe_experts import moe_experts
 from deepinfer_kernels.moe_experts.reference import make_inputs, moe_experts_reference
 from deepinfer_kernels.mxfp4_quant import mxfp4_dequant
@@ -18,6 +19,16 @@ LIMIT = 10.0
 SIZES = (1, 2, 7, 16, 33, 63, 64, 65, 85, 86, 200, 512, 1023, 2048, 4096, 8192)
 # Codes of the hidden values flip where an fp32 sum ends beside a tie; measured in the Frobenius norm.
 RELATIVE_ERROR = 1e-3
+
+
+@pytest.fixture(params=list(KernelSet), autouse=True)
+def kernel_set(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> KernelSet:
+    """Every test runs on both sets of kernels."""
+    if request.param is KernelSet.TILELANG:
+        pytest.importorskip("tilelang", reason="TileLang is not installed")
+    monkeypatch.setattr(dispatch, "_chosen", request.param)
+    assert isinstance(request.param, KernelSet)
+    return request.param
 
 
 def _inputs(num_tokens: int, dtype: torch.dtype, seed: int, *, num_experts: int = 16) -> dict[str, torch.Tensor]:
@@ -48,6 +59,9 @@ def test_every_tile_of_the_family_gives_the_same_bits(num_tokens: int, monkeypat
         monkeypatch.setattr(tiling, "EXPERT_TILES", ((1 << 62, up),))
         monkeypatch.setattr(tiling, "EXPERT_DOWN_TILES", ((1 << 62, down),))
         assert_bitwise_equal(_run(arguments), want, f"{up}, {down}")
+    for _, rows in tiling.EXPERT_TILELANG_ROWS:
+        monkeypatch.setattr(tiling, "EXPERT_TILELANG_ROWS", ((1 << 62, rows),))
+        assert_bitwise_equal(_run(arguments), want, f"{rows} rows")
 
 
 def test_both_ways_of_routing_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from deepinfer_kernels import tiling
-from deepinfer_kernels.launching import as_rows
+from deepinfer_kernels.launching import launch_fake_quantiser, launch_fp4_quantiser
 from deepinfer_kernels.mxfp4_quant.reference import AMAX_FLOOR
 from deepinfer_kernels.triton_formats import (
     e2m1_codes,
@@ -51,33 +51,11 @@ def _mxfp4_quant_kernel(
         tl.store(scale_ptr + block, exponent.to(tl.uint8), mask=is_block)
 
 
-def _launch(x: torch.Tensor, out: torch.Tensor, scale: torch.Tensor, is_fake: bool) -> None:
-    rows = as_rows(x)
-    num_blocks = rows.numel() // tiling.MX_BLOCK
-    if num_blocks > 0:
-        _mxfp4_quant_kernel[(triton.cdiv(num_blocks, tiling.QUANT_BLOCKS),)](
-            rows,
-            out,
-            scale,
-            num_blocks,
-            rows.stride(0),
-            AMAX_FLOOR=AMAX_FLOOR,
-            ROW_BLOCKS=rows.shape[1] // tiling.MX_BLOCK,
-            IS_FAKE=is_fake,
-            BLOCKS=tiling.QUANT_BLOCKS,
-        )
-
-
 def mxfp4_quant_triton(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Launch the kernel on arguments ``mxfp4_quant`` has already checked."""
-    packed = torch.empty((*x.shape[:-1], x.shape[-1] // 2), dtype=torch.uint8, device=x.device)
-    scale = torch.empty((*x.shape[:-1], x.shape[-1] // tiling.MX_BLOCK), dtype=torch.uint8, device=x.device)
-    _launch(x, packed, scale, is_fake=False)
-    return packed, scale
+    return launch_fp4_quantiser(_mxfp4_quant_kernel, x, tiling.MX_BLOCK, AMAX_FLOOR=AMAX_FLOOR)
 
 
 def mxfp4_fake_quant_triton(x: torch.Tensor) -> torch.Tensor:
     """Launch the kernel on arguments ``mxfp4_fake_quant`` has already checked."""
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    _launch(x, out, out, is_fake=True)
-    return out
+    return launch_fake_quantiser(_mxfp4_quant_kernel, x, tiling.MX_BLOCK, AMAX_FLOOR=AMAX_FLOOR)

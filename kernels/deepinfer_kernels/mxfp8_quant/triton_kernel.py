@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from deepinfer_kernels import tiling
-from deepinfer_kernels.launching import as_rows
+from deepinfer_kernels.launching import launch_fake_quantiser, launch_quantiser
 from deepinfer_kernels.triton_formats import e4m3_codes, exponent_ceiling, magnitude_bits, mxfp8_round
 
 
@@ -36,32 +36,14 @@ def _mxfp8_quant_kernel(
         tl.store(scale_ptr + block, exponent.to(tl.uint8), mask=is_block)
 
 
-def _launch(x: torch.Tensor, out: torch.Tensor, scale: torch.Tensor, is_fake: bool) -> None:
-    rows = as_rows(x)
-    num_blocks = rows.numel() // tiling.MX_BLOCK
-    if num_blocks > 0:
-        _mxfp8_quant_kernel[(triton.cdiv(num_blocks, tiling.QUANT_BLOCKS),)](
-            rows,
-            out,
-            scale,
-            num_blocks,
-            rows.stride(0),
-            ROW_BLOCKS=rows.shape[1] // tiling.MX_BLOCK,
-            IS_FAKE=is_fake,
-            BLOCKS=tiling.QUANT_BLOCKS,
-        )
-
-
 def mxfp8_quant_triton(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Launch the kernel on arguments ``mxfp8_quant`` has already checked."""
     codes = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
     scale = torch.empty((*x.shape[:-1], x.shape[-1] // tiling.MX_BLOCK), dtype=torch.uint8, device=x.device)
-    _launch(x, codes, scale, is_fake=False)
+    launch_quantiser(_mxfp8_quant_kernel, x, codes, scale, tiling.MX_BLOCK, IS_FAKE=False)
     return codes, scale
 
 
 def mxfp8_fake_quant_triton(x: torch.Tensor) -> torch.Tensor:
     """Launch the kernel on arguments ``mxfp8_fake_quant`` has already checked."""
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    _launch(x, out, out, is_fake=True)
-    return out
+    return launch_fake_quantiser(_mxfp8_quant_kernel, x, tiling.MX_BLOCK)

@@ -6,6 +6,7 @@ from deepinfer_kernels import checks
 from deepinfer_kernels.dispatch import use_triton
 from deepinfer_kernels.errors import ShapeError
 from deepinfer_kernels.sample_tokens.reference import sample_tokens_reference, top_tokens_reference
+from deepinfer_kernels.sample_tokens.top_tokens_kernel import top_tokens_triton
 from deepinfer_kernels.sample_tokens.triton_kernel import sample_tokens_triton
 
 __all__ = ["sample_tokens", "top_tokens"]
@@ -80,4 +81,6 @@ def top_tokens(logits: torch.Tensor, num_tokens: int) -> torch.Tensor:
         raise ShapeError(
             f"{op}: num_tokens is {num_tokens}, expected 0 to {logits.shape[1]}, the columns of logits; ask for fewer"
         )
+    if use_triton(logits):
+        return top_tokens_triton(logits, num_tokens)
     return top_tokens_reference(logits, num_tokens)

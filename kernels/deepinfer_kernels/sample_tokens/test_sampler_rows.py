@@ -9,20 +9,23 @@ from deepinfer_kernels.restrict_logits import reference as restrict_reference
 from deepinfer_kernels.restrict_logits import restrict_logits
 from deepinfer_kernels.row_testing import NEEDS_GPU, assert_graph_gives_eager_bits
 from deepinfer_kernels.sample_tokens import reference as sample_reference
-from deepinfer_kernels.sample_tokens import sample_tokens
+from deepinfer_kernels.sample_tokens import sample_tokens, top_tokens
 from deepinfer_kernels.sampling_noise import gumbel_noise, random_words
 from deepinfer_kernels.sampling_noise import reference as noise_reference
 from deepinfer_kernels.sum_smaller_probs import sum_smaller_probs
 from deepinfer_kernels.sum_smaller_probs.reference import sum_smaller_probs_reference
 from deepinfer_kernels.testing import assert_bitwise_equal
+from deepinfer_kernels.tiling import RESTRICT_FEW_ROWS
 
 pytestmark = NEEDS_GPU
 
 VOCABULARY = 129280
 NUM_ROWS, NUM_COPIES = 128, 4  # 512 rows in the largest batch
-SIZES = (1, 2, 7, 64, 129, 131, 133, 256, 511)
-# On both sides of a call of the generator, of a chunk of the draw and of a block of the restriction.
-VOCABULARIES = (1, 3, 4, 5, 1023, 1024, 1025, 4095, 4096, 4097, 8193, 50000)
+NUM_TOP = 20
+SIZES = (1, 2, 7, RESTRICT_FEW_ROWS, RESTRICT_FEW_ROWS + 1, 64, 129, 131, 133, 256, 511)
+# On both sides of a call of the generator, of a group of the best tokens, of a chunk of the draw, and of a chunk and a
+# block of the restriction.
+VOCABULARIES = (1, 3, 4, 5, 63, 65, 1023, 1024, 1025, 2048, 2049, 4095, 4096, 4097, 8193, 50000)
 
 Inputs = tuple[torch.Tensor, ...]
 
@@ -52,11 +55,24 @@ def _sum_inputs(num_rows: int, vocab_size: int) -> Inputs:
     return logits, torch.randint(0, vocab_size, (num_rows,), generator=_generator(5))
 
 
+def _top_inputs(num_rows: int, vocab_size: int) -> Inputs:
+    return (_draw_inputs(num_rows, vocab_size)[0],)
+
+
+def _top(logits: torch.Tensor) -> torch.Tensor:
+    return top_tokens(logits, min(NUM_TOP, logits.shape[1]))
+
+
+def _top_reference(logits: torch.Tensor) -> torch.Tensor:
+    return sample_reference.top_tokens_reference(logits, min(NUM_TOP, logits.shape[1]))
+
+
 Operation = tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor], Callable[[int, int], Inputs]]
 OPERATIONS: dict[str, Operation] = {
     "draw": (sample_tokens, sample_reference.sample_tokens_reference, _draw_inputs),
     "restrict": (restrict_logits, restrict_reference.restrict_logits_reference, _restrict_inputs),
     "sum": (sum_smaller_probs, sum_smaller_probs_reference, _sum_inputs),
+    "top": (_top, _top_reference, _top_inputs),
 }
 
 
@@ -93,6 +109,8 @@ def test_other_vocabularies_have_the_bits_of_the_reference(name: str, vocab_size
     inputs = make(33, vocab_size)
     got = run(*_on_device(inputs))
     assert_bitwise_equal(got.cpu(), reference(*inputs), f"{name} over {vocab_size}")
+    few = run(*(x[:RESTRICT_FEW_ROWS] for x in _on_device(inputs)))
+    assert_bitwise_equal(few, got[:RESTRICT_FEW_ROWS], f"{name} over {vocab_size}, few rows")
     padded = [torch.full((33, vocab_size + 5), torch.nan, device="cuda"), *_on_device(inputs[1:])]
     padded[0][:, 2 : 2 + vocab_size] = inputs[0].cuda()
     strided = run(padded[0][:, 2 : 2 + vocab_size], *padded[1:])
@@ -138,9 +156,13 @@ def test_hard_rows_are_cut_where_the_reference_cuts(shape: str) -> None:
     top_k = torch.tensor([0, 1, 5, 64640, 129279, 0, 0, 0, 50, 5000, 129000, 3])
     top_p = torch.tensor([0.9, 1.0, 1.0, 1.0, 1.0, 0.5, 1e-9, 0.999999, 0.3, 0.7, 0.5, 1.0])
     min_p = torch.tensor([0.0, 0.0, 0.1, 0.0, 0.0, 0.01, 0.0, 1e-30, 0.2, 0.0, 0.0, 1.5])
-    got = restrict_logits(logits.cuda(), top_k.cuda(), top_p.cuda(), min_p.cuda())
     want = restrict_reference.restrict_logits_reference(logits, top_k, top_p, min_p)
-    assert_bitwise_equal(got.cpu(), want, shape)
+    for copies in (1, RESTRICT_FEW_ROWS // num_rows + 1):  # many programs a row, and one
+        got = restrict_logits(*(x.cuda().repeat_interleave(copies, 0) for x in (logits, top_k, top_p, min_p)))
+        assert_bitwise_equal(got.cpu(), want.repeat_interleave(copies, 0), f"{shape}, {copies} copies")
     ids = torch.arange(num_rows) * 1000
     got = sum_smaller_probs(logits.cuda(), ids.cuda())
     assert_bitwise_equal(got.cpu(), sum_smaller_probs_reference(logits, ids), f"sum of {shape}")
+    for num_tokens in (1, 32, 33, 128, 129):
+        want = sample_reference.top_tokens_reference(logits, num_tokens)
+        assert_bitwise_equal(top_tokens(logits.cuda(), num_tokens).cpu(), want, f"best {num_tokens} of {shape}")

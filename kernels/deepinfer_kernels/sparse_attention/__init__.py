@@ -3,7 +3,7 @@
 import torch
 
 from deepinfer_kernels import checks
-from deepinfer_kernels.dispatch import use_triton
+from deepinfer_kernels.dispatch import use_tilelang, use_triton
 from deepinfer_kernels.errors import ShapeError
 from deepinfer_kernels.kv_store import RecordFormat, require_cache
 from deepinfer_kernels.sparse_attention.hopper_kernel import fits_hopper, sparse_attention_hopper
@@ -93,6 +93,11 @@ def _on_gpu(
     for part in parts:
         require_cache("sparse_attention", part.kv_cache, q.shape[2], part.fmt)
     if fits_tensor_cores(q, parts, round_p):
+        if use_tilelang(q):
+            from deepinfer_kernels.sparse_attention.tilelang_kernel import fits_tilelang, sparse_attention_tilelang
+
+            if fits_tilelang(q, parts):
+                return sparse_attention_tilelang(q, parts, sink, scale, cos=cos, sin=sin)
         if fits_hopper(q, parts):
             return sparse_attention_hopper(q, parts, sink, scale, cos=cos, sin=sin)
         return sparse_attention_triton(q, parts, sink, scale, cos=cos, sin=sin)

@@ -16,7 +16,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from deepinfer_kernels.launching import last_axis_contiguous
+from deepinfer_kernels.kv_store.triton_codec import UNPACK_PAIRS
+from deepinfer_kernels.sparse_attention.arguments import first_arguments, two_lists
 from deepinfer_kernels.sparse_attention.reference import SlotList
 
 HEADS = 64
@@ -40,38 +41,6 @@ _UNPACK_E4M3 = gl.constexpr(
     mul.rn.bf16x2 c, c, e;
     mul.rn.bf16x2 $0, a, $3;
     mul.rn.bf16x2 $1, c, $3;
-    }"""
-)
-_UNPACK_E2M1 = gl.constexpr(
-    """{
-    .reg .b32 a, b, c, d, e;
-    mov.b32 e, 0x7E807E80;
-    prmt.b32 a, $4, 0, 0x4140;
-    prmt.b32 b, $4, 0, 0x4342;
-    shl.b32 c, a, 6;
-    shl.b32 d, b, 6;
-    and.b32 c, c, 0x01C001C0;
-    and.b32 d, d, 0x01C001C0;
-    shl.b32 $0, a, 12;
-    shl.b32 $1, b, 12;
-    lop3.b32 c, $0, 0x80008000, c, 0xEA;
-    lop3.b32 d, $1, 0x80008000, d, 0xEA;
-    mul.rn.bf16x2 c, c, e;
-    mul.rn.bf16x2 d, d, e;
-    mul.rn.bf16x2 $0, c, $5;
-    mul.rn.bf16x2 $1, d, $6;
-    shl.b32 c, a, 2;
-    shl.b32 d, b, 2;
-    and.b32 c, c, 0x01C001C0;
-    and.b32 d, d, 0x01C001C0;
-    shl.b32 a, a, 8;
-    shl.b32 b, b, 8;
-    lop3.b32 c, a, 0x80008000, c, 0xEA;
-    lop3.b32 d, b, 0x80008000, d, 0xEA;
-    mul.rn.bf16x2 c, c, e;
-    mul.rn.bf16x2 d, d, e;
-    mul.rn.bf16x2 $2, c, $5;
-    mul.rn.bf16x2 $3, d, $6;
     }"""
 )
 
@@ -151,7 +120,7 @@ def _load_compressed(cache_ptr, slots, BLOCK_SIZE: gl.constexpr, block_stride):
 def _unpack_compressed(packed, scale):
     factor = gl.expand_dims(scale.to(gl.float8e4nv, bitcast=True).to(gl.bfloat16), 2)
     even, odd = gl.inline_asm_elementwise(
-        _UNPACK_E2M1,
+        UNPACK_PAIRS,
         "=&r,=&r,=&r,=&r,r,r,r",
         [packed, factor],
         dtype=(gl.bfloat16, gl.bfloat16),
@@ -367,24 +336,9 @@ def sparse_attention_hopper(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if out.numel() == 0:
         return out
-    q = last_axis_contiguous(q)
-    window = parts[0]
-    compressed = (
-        parts[1] if len(parts) == 2 else SlotList(kv_cache=window.kv_cache, slots=window.slots[:, :0], fmt=window.fmt)
-    )
+    window, compressed = two_lists(parts)
     _hopper_attention_kernel[(num_tokens * triton.cdiv(num_heads, HEADS),)](
-        q,
-        sink.detach().contiguous(),
-        cos.contiguous() if cos is not None else None,
-        sin.contiguous() if sin is not None else None,
-        out,
-        window.kv_cache,
-        window.slots,
-        compressed.kv_cache,
-        compressed.slots,
-        scale,
-        q.stride(0),
-        q.stride(1),
+        *first_arguments(q, out, (window, compressed), sink, scale, cos, sin),
         window.kv_cache.stride(0),
         window.slots.stride(0),
         window.slots.stride(1),

@@ -68,6 +68,13 @@ def run(
     scale = case["q"].shape[2] ** -0.5
     parts = parts_of(case, rows)
     assert fits_tensor_cores(case["q"], parts, True)
+    if kernel == "tilelang":
+        pytest.importorskip("tilelang", reason="TileLang is not installed")
+        from deepinfer_kernels.sparse_attention.tilelang_kernel import fits_tilelang, sparse_attention_tilelang
+
+        if not fits_tilelang(case["q"], parts):
+            pytest.skip("written for a head width of 512")
+        return sparse_attention_tilelang(case["q"][rows], parts, case["sink"], scale, cos=cos, sin=sin)
     if kernel == "hopper":
         if not fits_hopper(case["q"], parts):
             pytest.skip("written for SM90 and a head width of 512")
@@ -91,7 +98,7 @@ def exact(case: Case) -> torch.Tensor:
     return torch.einsum("thk,tkd->thd", weights, key)
 
 
-@pytest.mark.parametrize("kernel", ["hopper", "portable"])
+@pytest.mark.parametrize("kernel", ["hopper", "portable", "tilelang"])
 @pytest.mark.parametrize(("num_heads", "head_dim", "lengths"), SHAPES)
 def test_rows_are_softmax_with_a_sink(num_heads: int, head_dim: int, lengths: tuple[int, int], kernel: str) -> None:
     case = make_case(70, num_heads, head_dim, lengths, 7)
@@ -125,7 +132,7 @@ def test_the_public_function_takes_this_kernel_and_turns_the_rounded_rows_back()
     assert_bitwise_equal(got, rope(run(case, turn=False), case["cos"], case["sin"], inverse=True), "rotation")
 
 
-@pytest.mark.parametrize("kernel", ["hopper", "portable"])
+@pytest.mark.parametrize("kernel", ["hopper", "portable", "tilelang"])
 def test_rows_keep_their_bits_in_any_batch(kernel: str) -> None:
     case = make_case(2048, 64, 512, (128, 512), 9)
     assert_one_set_of_bits(lambda rows: run(case, rows, kernel=kernel).flatten(1), 2048, "sparse_attention")
@@ -139,7 +146,8 @@ def test_every_head_group_of_the_portable_kernel_gives_the_same_bits() -> None:
         assert_bitwise_equal(run(case, heads=heads, kernel="portable"), want, f"groups of {heads} heads")
 
 
-def test_prefill_rows_are_decode_rows() -> None:
+@pytest.mark.parametrize("kernel", ["hopper", "tilelang"])
+def test_prefill_rows_are_decode_rows(kernel: str) -> None:
     # 500 positions of a prompt at once, then one at a time: same caches, the list of each position.
     generator = torch.Generator().manual_seed(11)
     case = make_case(500, 64, 512, (128, 512), 11)
@@ -153,22 +161,24 @@ def test_prefill_rows_are_decode_rows() -> None:
     case["window_slots"] = torch.where(window <= position, order[window.clamp(max=499)], -1)
     entry = torch.arange(512, device="cuda")[None]
     case["compressed_slots"] = torch.where(entry <= position, order[entry], -1)
-    prefill = run(case)
-    decode = torch.cat([run(case, slice(t, t + 1)) for t in range(500)])
+    prefill = run(case, kernel=kernel)
+    decode = torch.cat([run(case, slice(t, t + 1), kernel=kernel) for t in range(500)])
     assert_bitwise_equal(prefill, decode, "prefill against decode")
     assert bool(prefill.isfinite().all())
 
 
-def test_many_launches_give_one_result() -> None:
+@pytest.mark.parametrize("kernel", ["hopper", "tilelang"])
+def test_many_launches_give_one_result(kernel: str) -> None:
     # A missing barrier shows as a result that changes from launch to launch.
     case = make_case(700, 64, 512, (128, 512), 12)
-    want = run(case)
+    want = run(case, kernel=kernel)
     for launch in range(50):
-        assert_bitwise_equal(run(case), want, f"launch {launch}")
+        assert_bitwise_equal(run(case, kernel=kernel), want, f"launch {launch}")
 
 
-def test_a_longer_list_of_none_changes_nothing() -> None:
+@pytest.mark.parametrize("kernel", ["hopper", "tilelang"])
+def test_a_longer_list_of_none_changes_nothing(kernel: str) -> None:
     case = make_case(40, 64, 512, (128, 300), 10)
-    want = run(case)
+    want = run(case, kernel=kernel)
     longer = {**case, "compressed_slots": torch.nn.functional.pad(case["compressed_slots"], (0, 700), value=-1)}
-    assert_bitwise_equal(run(longer), want, "more -1")
+    assert_bitwise_equal(run(longer, kernel=kernel), want, "more -1")

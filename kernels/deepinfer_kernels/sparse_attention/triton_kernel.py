@@ -14,8 +14,9 @@ import triton.language as tl
 from deepinfer_kernels import tiling
 from deepinfer_kernels.kv_store import RecordFormat
 from deepinfer_kernels.kv_store.triton_codec import e8m0_to_bf16, unpack_nibbles
-from deepinfer_kernels.launching import from_table, last_axis_contiguous
+from deepinfer_kernels.launching import from_table
 from deepinfer_kernels.rope.triton_kernel import rotate_pairs
+from deepinfer_kernels.sparse_attention.arguments import first_arguments
 from deepinfer_kernels.sparse_attention.reference import SlotList
 
 _FIRST_MAXIMUM = tl.constexpr(-1e30)
@@ -203,7 +204,6 @@ def sparse_attention_triton(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if out.numel() == 0:
         return out
-    q = last_axis_contiguous(q)
     has_compressed = len(parts) == 2 and parts[1].slots.shape[1] > 0
     window, compressed = parts[0], parts[1] if has_compressed else parts[0]
     heads = min(heads or from_table(tiling.ATTENTION_HEADS, num_tokens), max(16, triton.next_power_of_2(num_heads)))
@@ -218,18 +218,7 @@ def sparse_attention_triton(
         for part in (window, compressed)
     ]
     _sparse_attention_kernel[(num_tokens * triton.cdiv(num_heads, heads),)](
-        q,
-        sink.detach().contiguous(),
-        cos.contiguous() if cos is not None else None,
-        sin.contiguous() if sin is not None else None,
-        out,
-        window.kv_cache,
-        window.slots,
-        compressed.kv_cache,
-        compressed.slots,
-        scale,
-        q.stride(0),
-        q.stride(1),
+        *first_arguments(q, out, (window, compressed), sink, scale, cos, sin),
         *lists[0],
         *lists[1],
         NUM_HEADS=num_heads,

@@ -11,8 +11,8 @@ import triton.language as tl
 
 from deepinfer_kernels import tiling
 from deepinfer_kernels.kv_store.triton_codec import FORMAT_CODES, load_values
-from deepinfer_kernels.launching import last_axis_contiguous
 from deepinfer_kernels.rope.triton_kernel import rotate_pairs
+from deepinfer_kernels.sparse_attention.arguments import first_arguments, two_lists
 from deepinfer_kernels.sparse_attention.reference import SlotList
 from deepinfer_kernels.triton_sums import halving_row_sums
 
@@ -186,25 +186,10 @@ def sparse_attention_fp32_triton(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if out.numel() == 0:
         return out
-    q = last_axis_contiguous(q)
-    window = parts[0]
-    compressed = (
-        parts[1] if len(parts) == 2 else SlotList(kv_cache=window.kv_cache, slots=window.slots[:, :0], fmt=window.fmt)
-    )
+    window, compressed = two_lists(parts)
     heads, block_d = tiling.ATTENTION_FP32_HEADS, tiling.ATTENTION_FP32_BLOCK_D
     _sparse_attention_fp32_kernel[(num_tokens, triton.cdiv(num_heads, heads), triton.cdiv(head_dim, block_d))](
-        q,
-        sink.detach().contiguous(),
-        cos.contiguous() if cos is not None else None,
-        sin.contiguous() if sin is not None else None,
-        out,
-        window.kv_cache,
-        window.slots,
-        compressed.kv_cache,
-        compressed.slots,
-        scale,
-        q.stride(0),
-        q.stride(1),
+        *first_arguments(q, out, (window, compressed), sink, scale, cos, sin),
         *_list_arguments(window, head_dim),
         *_list_arguments(compressed, head_dim),
         NUM_HEADS=num_heads,

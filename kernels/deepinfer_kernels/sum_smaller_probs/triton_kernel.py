@@ -6,10 +6,23 @@ import triton
 import triton.language as tl
 
 from deepinfer_kernels import tiling
-from deepinfer_kernels.launching import last_axis_contiguous
-from deepinfer_kernels.restrict_logits.triton_kernel import extent_of_row, weight_of
+from deepinfer_kernels.launching import sampler_rows
+from deepinfer_kernels.restrict_logits.triton_search import weight_of
 
 _AT_ONCE = 2  # blocks whose loads are in flight together
+
+
+@triton.jit
+def _largest_of_row(row_ptr, vocab_size, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr):
+    """Largest logit that is not NaN; -inf where there is none."""
+    lane = tl.arange(0, BLOCK)
+    highest = tl.full([BLOCK], -float("inf"), dtype=tl.float32)
+    for start in range(0, vocab_size, BLOCK * AT_ONCE):
+        for step in tl.static_range(AT_ONCE):
+            v = start + step * BLOCK + lane
+            logit = tl.load(row_ptr + v, mask=v < vocab_size, other=-float("inf"))
+            highest = tl.where(logit > highest, logit, highest)
+    return tl.max(highest, axis=0)
 
 
 @triton.jit(do_not_specialize=["vocab_size"])
@@ -18,7 +31,7 @@ def _sum_smaller_kernel(
 ):
     row = tl.program_id(0).to(tl.int64)
     row_ptr = logits_ptr + row * stride_t
-    largest, _, _ = extent_of_row(row_ptr, vocab_size, BLOCK, AT_ONCE)
+    largest = _largest_of_row(row_ptr, vocab_size, BLOCK, AT_ONCE)
     chosen_id = tl.load(token_ids_ptr + row)
     chosen = tl.load(row_ptr + chosen_id)
     chosen = tl.where(chosen == chosen, chosen, -float("inf"))
@@ -41,17 +54,16 @@ def sum_smaller_probs_triton(logits: torch.Tensor, token_ids: torch.Tensor) -> t
     num_rows, vocab_size = logits.shape
     out = torch.empty((num_rows,), dtype=torch.float32, device=logits.device)
     if num_rows > 0:
-        logits = last_axis_contiguous(logits)
-        block = min(tiling.RESTRICT_BLOCK, max(32, triton.next_power_of_2(vocab_size)))
+        rows = sampler_rows(logits, tiling.RESTRICT_BLOCK)
         _sum_smaller_kernel[(num_rows,)](
-            logits,
+            rows.logits,
             token_ids.contiguous(),
             out,
             vocab_size,
-            logits.stride(0),
-            BLOCK=block,
+            rows.logits.stride(0),
+            BLOCK=rows.block,
             AT_ONCE=_AT_ONCE,
-            num_warps=max(1, block // 256),
+            num_warps=rows.num_warps,
             enable_fp_fusion=False,
         )
     return out
