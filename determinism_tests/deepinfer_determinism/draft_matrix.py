@@ -1,7 +1,8 @@
 """Drafts x schedule of verification x greedy or drawn x chunks, hits, preemption and grammars, as data.
 
 One engine a combination of drafts and schedule, in which every circumstance is an action, and one in a small pool for
-preemption. All are compared with one engine that has no drafts, no cache, no chunks and room for everything. Loads neither torch nor vLLM.
+preemption. All are compared with one engine that has no drafts, no cache, no chunks and room for everything. Loads
+neither torch nor vLLM.
 """
 
 from __future__ import annotations
