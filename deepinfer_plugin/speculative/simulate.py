@@ -18,10 +18,11 @@ from typing import Any
 
 import numpy as np
 
+from deepinfer_kernels.errors import DeepInferError
 from deepinfer_plugin.bench.curves import Assumption, parse_sizes
 from deepinfer_plugin.bench.plot import line_chart
 from deepinfer_plugin.cli.console import say
-from deepinfer_plugin.errors import DeepInferError, InputError
+from deepinfer_plugin.errors import InputError
 from deepinfer_plugin.speculative.budget import survival, verified_lengths
 from deepinfer_plugin.speculative.step_time import StepTimeCurve
 
