@@ -105,7 +105,7 @@ def main() -> None:
     distributed.init_process_group("nccl" if is_gpu else "gloo")
     rows = measure() if is_gpu else measure((1, 64), repeats=3)
     if distributed.get_rank() == 0:
-        version = ".".join(map(str, torch.cuda.nccl.version())) if is_gpu else None
+        version = ".".join(map(str, torch.cuda.nccl.version())) if is_gpu else None  # type: ignore[no-untyped-call]
         print(json.dumps({"nccl": version, "ranks": distributed.get_world_size(), "times": rows}, indent=1))
     distributed.destroy_process_group()
 

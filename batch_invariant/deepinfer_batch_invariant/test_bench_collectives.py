@@ -25,7 +25,7 @@ def one_rank(rank: int, folder: str) -> None:
 
 
 def test_two_processes_time_both_kinds_of_communicator(tmp_path: Path) -> None:
-    multiprocessing.spawn(one_rank, args=(str(tmp_path),), nprocs=2)  # type: ignore[no-untyped-call]
+    multiprocessing.spawn(one_rank, args=(str(tmp_path),), nprocs=2)  # type: ignore[no-untyped-call, attr-defined]
     found = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
     assert [(row["exchange"], row["rows"]) for row in found] == [
         ("gather", 1),

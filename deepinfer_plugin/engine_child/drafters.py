@@ -6,7 +6,7 @@ The drafters stand in the place of ``propose`` of the engine's own speculator, s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from deepinfer_plugin.speculative.record import DraftRecord
+    from deepinfer_plugin.speculative.schedule import LengthRule
 
 DRAFTERS = ("right", "wrong", "partly", "systematic", "nan", "outside", "random")
 LENGTHS = ("random", "none", "confidence")
@@ -144,11 +145,11 @@ def choose_lengths(engine: Any, kind: str) -> None:
     from deepinfer_plugin.speculative.step_time import StepTimeCurve
 
     assert kind in LENGTHS, f"drafts: lengths are {kind!r}, expected one of {LENGTHS}"
-    rule = {
+    rules: Mapping[str, Callable[[], LengthRule]] = {
         "random": lambda: RandomLengths(seed=1),
         "none": NoLengths,
         "confidence": lambda: ByConfidence(
             curve=StepTimeCurve(rows=(1, 100), times_s=(_STEP_S, _STEP_S + 99 * _ROW_S))
         ),
-    }[kind]
-    engine.engine_core.engine_core.model_executor.driver_worker.worker.choose_lengths(rule())
+    }
+    engine.engine_core.engine_core.model_executor.driver_worker.worker.choose_lengths(rules[kind]())

@@ -131,6 +131,7 @@ class ExpertMover:
         before, after = (policy.imbalance(loads, one, ranks.size) for one in (self.placement, agreed))
         self.move_weights(agreed)
         for mixture, of_layer in zip(self._mixtures, agreed, strict=True):
+            assert mixture.exchange.placement is not None
             mixture.exchange.placement.set(tuple(of_layer.tolist()))
         self.placement = agreed
         self.num_moves += 1

@@ -39,7 +39,8 @@ class Both(Ranks):
 
 
 def two_ranks(**changed: Any) -> Parallel:
-    return Parallel(**{"experts": Both(size=2, group="a group"), "balancing": OPTIONS, **changed})
+    group: Any = "a group"
+    return Parallel(**{"experts": Both(size=2, group=group), "balancing": OPTIONS, **changed})
 
 
 def load(counts: list[int]) -> ExpertLoad:

@@ -42,7 +42,7 @@ def _make_group(coordinator: "GroupCoordinator") -> distributed.ProcessGroup:
     from vllm.utils.nccl import unpinned_nccl_env
 
     with unpinned_nccl_env():
-        group = coordinator.make_sibling_device_group("deepinfer exchanges")
+        group: distributed.ProcessGroup = coordinator.make_sibling_device_group("deepinfer exchanges")
         ranks = Ranks(rank=coordinator.rank_in_group, size=coordinator.world_size, group=group)
         first = torch.zeros(ranks.size, 1, dtype=torch.uint8, device=coordinator.device)
         ranks.gather(first)

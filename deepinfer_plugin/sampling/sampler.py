@@ -152,7 +152,8 @@ class DeepInferSampler(Sampler):
             top_k, top_p = torch.zeros_like(top_k), torch.ones_like(top_p)
         if not self._restricts(idx_mapping_np, skip_top_k_top_p):
             return processed
-        return restrict_logits(processed, top_k, top_p, states.min_p.gpu[expanded_idx_mapping])
+        restricted: torch.Tensor = restrict_logits(processed, top_k, top_p, states.min_p.gpu[expanded_idx_mapping])
+        return restricted
 
     def _restricts(self, idx_mapping_np: np.ndarray[Any, Any], skip_top_k_top_p: bool) -> bool:
         """Whether a request of the step has min-p, top-k or top-p; a row without any keeps every bit."""

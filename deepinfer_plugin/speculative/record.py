@@ -98,10 +98,9 @@ class DraftRecord:
     def _take_drafted(self, input_batch: InputBatch) -> np.ndarray[Any, Any]:
         """[num_reqs] int64, drafts of each request before a schedule cut them."""
         noted, self._drafted = self._drafted, {}
-        verified = input_batch.num_draft_tokens_per_req
-        if verified is None:
-            verified = np.zeros(input_batch.num_reqs, dtype=np.int64)
+        counted = input_batch.num_draft_tokens_per_req
+        verified = np.zeros(input_batch.num_reqs, np.int64) if counted is None else np.asarray(counted, np.int64)
         if not noted:
-            return verified.astype(np.int64)
+            return verified
         pairs = zip(input_batch.req_ids, verified.tolist(), strict=True)
         return np.array([noted.get(name, count) for name, count in pairs], dtype=np.int64)

@@ -45,8 +45,8 @@ def test_counts_are_those_of_counting_one_by_one() -> None:
                     reached[place] += 1
                     error[place] += abs(float(confidence[row, place]) - (place < count))
     figures = counts.figures()
-    assert (figures.drafted, figures.verified) == (tuple(verified), tuple(verified))
-    assert (figures.accepted, figures.reached) == (tuple(accepted), tuple(reached))
+    assert (figures.drafted, figures.verified) == (tuple(map(int, verified)), tuple(map(int, verified)))
+    assert (figures.accepted, figures.reached) == (tuple(map(int, accepted)), tuple(map(int, reached)))
     assert figures.confidence_error == pytest.approx(error, abs=1e-5)
     assert figures.acceptance == {place: accepted[place] / verified[place] for place in range(NUM_DRAFTS)}
     assert figures.mean_confidence_error == pytest.approx(dict(enumerate(error / reached)), abs=1e-6)

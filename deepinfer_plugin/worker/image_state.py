@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     Integers = npt.NDArray[np.int64]
 
 Encode = Callable[[MultiModalFeatureSpec], torch.Tensor]
+STEPS_IN_FLIGHT = 2  # of asynchronous scheduling: one runs while the next is planned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +88,11 @@ class ImageRows:
 class ImageState:
     """Image spans by slot of the runner, and the buffer of flags."""
 
-    def __init__(self, max_num_tokens: int, depth: int, device: torch.device) -> None:
-        self._depth, self._device = depth, device
+    def __init__(self, max_num_tokens: int, depth: int, device: torch.device, num_drafts: int = 0) -> None:
+        self._device = device
+        # How far behind an image a row may still look into it, as the host counts rows. With asynchronous scheduling it
+        # counts all drafts of the steps in flight as accepted: the row on the device may stand that much earlier.
+        self._reach = depth + STEPS_IN_FLIGHT * num_drafts
         self._spans: dict[int, Spans] = {}
         # one buffer for the life of the process: a CUDA graph reads the same address at every replay
         self._flags = torch.zeros(max_num_tokens, dtype=torch.bool, device=device)
@@ -106,13 +110,13 @@ class ImageState:
         return ImageRows(is_image=self._flags[:num_tokens])
 
     def rows(self, input_batch: InputBatch) -> ImageRows:
-        """Flags of a step. Decode rows are none, and lie behind every image: no count of drafts moves them."""
+        """Flags of a step. Decode rows are none, and lie behind every image: no count of drafts moves their text."""
         num_tokens = input_batch.num_tokens_after_padding
         text_starts = None
         for index, slot in enumerate(input_batch.idx_mapping_np.tolist()):
             spans = self._spans.get(slot)
             start = int(input_batch.num_computed_tokens_np[index])
-            if spans is None or start - self._depth >= spans.ends[-1]:
+            if spans is None or start - self._reach >= spans.ends[-1]:
                 continue
             if text_starts is None:
                 text_starts, is_image = np.zeros(num_tokens, dtype=np.int64), np.zeros(num_tokens, dtype=np.bool_)

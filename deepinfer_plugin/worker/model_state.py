@@ -102,7 +102,7 @@ class DeepInferModelState(DefaultModelState):
         self._images: ImageState | None = None
         self._inputs_embeds: torch.Tensor | None = None
         if self.supports_mm_inputs:
-            self._images = ImageState(self.max_num_tokens, self.depth, device)
+            self._images = ImageState(self.max_num_tokens, self.depth, device, num_drafts(vllm_config))
             # vLLM's buffer has the dtype of the checkpoint; the fp32 arithmetics would lose bits of the features in it
             buffer = self.encoder_runner.inputs_embeds
             self.encoder_runner.inputs_embeds = buffer.to(model.arithmetic.activation_dtype)

@@ -10,10 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from deepinfer_determinism import relations
+from deepinfer_determinism.engine_facts import CAPTURED_SIZES
 from deepinfer_determinism.relations import Relation, Setting
 from deepinfer_determinism.schedule import Schedule
 from deepinfer_determinism.workload import Workload
 from deepinfer_plugin.engine_child.plan import KNOW_ANSWERS
+from deepinfer_plugin.settings import Arithmetic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +70,10 @@ class Case:
     @property
     def not_applicable(self) -> str:
         """Why it cannot be tried on the device; empty where it can."""
-        return self.relation.not_on.get(self.configuration.setting.device, "")
+        setting = self.configuration.setting
+        if CAPTURED_SIZES in self.required and setting.arithmetic is not Arithmetic.REF:
+            return f"{setting.arithmetic.value} runs without graphs: its plain products ask the device for sizes"
+        return self.relation.not_on.get(setting.device, "")
 
     @property
     def schedule(self) -> Schedule:

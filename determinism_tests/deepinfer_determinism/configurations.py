@@ -12,7 +12,7 @@ from deepinfer_determinism.draft_relations import draft_configurations
 from deepinfer_determinism.image_relations import image_configurations
 from deepinfer_determinism.random_hits import RANDOM_HITS, num_prompts, random_hits_workload
 from deepinfer_determinism.rank_relations import rank_configurations
-from deepinfer_determinism.relations import RELATIONS, SMALL_BLOCKS, Relation, Setting
+from deepinfer_determinism.relations import BACKTRACKING, RELATIONS, SMALL_BLOCKS, Relation, Setting
 from deepinfer_determinism.workload import PAGES, Sizes, Workload
 from deepinfer_plugin.replay.settings import ENCODER_VARIABLE, KEEP_VARIABLE, MODE_VARIABLE
 from deepinfer_plugin.settings import Arithmetic
@@ -28,7 +28,6 @@ QUICK_REPLAY: Mapping[tuple[str, Arithmetic], tuple[str, ...]] = {
     ("exact", Arithmetic.S32): ("chunks", "cache hit", "preemption"),
     (SEGMENT, Arithmetic.S32): ("cache hit",),
 }
-BACKTRACKING = 12  # kept prompt rows beyond the window: few, so that most probes are cut; 128 + 12 is the released 140
 
 
 def configurations(first: Setting, sizes: Sizes, depth: str, seed: int) -> list[Configuration]:

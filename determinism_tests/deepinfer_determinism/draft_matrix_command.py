@@ -55,7 +55,7 @@ def run_matrix(depth: str, workload_seed: int, num_children: int = 0) -> dict[st
     with tempfile.TemporaryDirectory(prefix="deepinfer-matrix-") as folder:
         write_checkpoint("nano", 0, Path(folder), drafts_agree=True)
         workload = Workload.build(Sizes.from_model_dir(Path(folder)), workload_seed)
-        count = num_children or (1 if depth == "quick" else NUM_CHILDREN)  # each pays for vLLM's start
+        count = num_children or (1 if depth == "quick" else NUM_CHILDREN["cpu"])  # each pays for vLLM's start
         with Children("cpu", count) as children:
             return children.run(matrix_schedules(folder, workload, depth))
 

@@ -99,7 +99,7 @@ class OtherDraftsOnOneRank(FaultyWorker):
                 drafts.copy_((drafts + 1) % model.config.vocab_size)
             return bool(done)
 
-        DSparkV41DraftModel.sample_sequential = moved  # type: ignore[method-assign]
+        DSparkV41DraftModel.sample_sequential = moved  # type: ignore[method-assign, assignment]
 
 
 FAULTS = (SumCutByRanks, PartialSumsOfExperts, OrderOfArrival, OtherDraftsOnOneRank)

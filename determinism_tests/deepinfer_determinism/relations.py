@@ -30,6 +30,7 @@ ODD_BUDGET = 33
 ROOMY = "--max-num-batched-tokens=16384"  # all prompts of the full workload in one step
 FEW_PAGES = 7  # of a request that just fits into few blocks
 LONGEST_IN_FEW_BLOCKS = 200
+BACKTRACKING = 12  # kept prompt rows beyond the window: few, so that most probes are cut; 128 + 12 is the released 140
 CROWD = 48  # requests at once: 44 co-resident ones were needed to show a fault in a served engine
 
 Actions = Sequence[Action]
@@ -129,7 +130,9 @@ def _neighbours(workload: Workload) -> Actions:
 
 
 def _copies(workload: Workload) -> Actions:
-    probe = next(probe for probe in workload.probes if probe.sampling.get("seed") is not None)
+    drawn = [probe for probe in workload.probes if probe.sampling.get("seed") is not None]
+    above = workload.sizes.sliding_window + BACKTRACKING  # so that bounded replay leaves rows out
+    probe = min((probe for probe in drawn if len(probe.tokens) > above), key=lambda probe: len(probe.tokens))
     return [Action(add=tuple(renamed(probe, f"copy{i}") for i in range(CROWD)))]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 
@@ -35,7 +36,7 @@ def test_the_full_matrix_has_every_number_of_drafts_under_every_schedule() -> No
 
 
 def _cell(**changes: int) -> Cell:
-    values = {"rows": 9, "differences": 0, "happened": 2, **changes}
+    values: dict[str, Any] = {"rows": 9, "differences": 0, "happened": 2, **changes}
     return Cell(combination=Combination(num_drafts=5), circumstance=HIT, kind=SAMPLED, **values)
 
 

@@ -406,6 +406,7 @@ REVIEWED: Mapping[str, str] = {
     "deepinfer_plugin/sampling/extras.py: _range": "the text of a parameter",
     "deepinfer_plugin/sampling/extras.py: _short": "the text of an error",
     "deepinfer_plugin/sampling/sums.py: take_column": "whether the request asked for the sums",
+    "deepinfer_plugin/worker/scheduled_verification.py: _verification_only": "whether a step teaches its time",
     "deepinfer_plugin/worker/warm_up.py: warm_passes": _WARM_UP,
     "deepinfer_plugin/worker/warm_up.py: run_passes": _WARM_UP,
     "deepinfer_plugin/worker/warm_up.py: _forward": _WARM_UP,

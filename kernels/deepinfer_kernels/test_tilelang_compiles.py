@@ -79,7 +79,7 @@ def _post(width: int) -> None:
     hc_post_tilelang(_zeros(ROWS, width), _zeros(ROWS, STREAMS, width), _zeros(ROWS, STREAMS, dtype=fp32), comb)
 
 
-CALLS: dict[str, Callable[[], None]] = {
+CALLS: dict[str, Callable[[], object]] = {
     "attention over window and entries": lambda: _attend(HEADS, 2, 32),
     "experts, few tokens": lambda: _experts(4, 5120, 2304, torch.bfloat16, True),
     "experts, many tokens": lambda: _experts(2000, 5120, 2304, torch.bfloat16, True),
