@@ -145,15 +145,14 @@ class DeepInferSampler(Sampler):
         processed = self.forced_top_k.apply(processed, expanded_idx_mapping, idx_mapping_np)
         states = self.sampling_states
         temperature = states.temperature.gpu[expanded_idx_mapping]
-        processed = processed / torch.where(temperature == 0.0, 1.0, temperature)[:, None]
+        divided: torch.Tensor = processed / torch.where(temperature == 0.0, 1.0, temperature)[:, None]
         top_k = states.top_k.gpu[expanded_idx_mapping]
         top_p = states.top_p.gpu[expanded_idx_mapping]
         if skip_top_k_top_p:
             top_k, top_p = torch.zeros_like(top_k), torch.ones_like(top_p)
         if not self._restricts(idx_mapping_np, skip_top_k_top_p):
-            return processed
-        restricted: torch.Tensor = restrict_logits(processed, top_k, top_p, states.min_p.gpu[expanded_idx_mapping])
-        return restricted
+            return divided
+        return restrict_logits(divided, top_k, top_p, states.min_p.gpu[expanded_idx_mapping])
 
     def _restricts(self, idx_mapping_np: np.ndarray[Any, Any], skip_top_k_top_p: bool) -> bool:
         """Whether a request of the step has min-p, top-k or top-p; a row without any keeps every bit."""

@@ -45,7 +45,7 @@ def _largest_and_log_sum(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
     num_rows, vocab_size = logits.shape
     if vocab_size == 0:
         return logits.new_zeros(num_rows, 1), logits.new_full((num_rows, 1), -torch.inf)
-    chunks: tuple[torch.Tensor, ...] = torch.split(logits, LOGSUM_CHUNK, dim=1)  # type: ignore[no-untyped-call]
+    chunks: tuple[torch.Tensor, ...] = torch.split(logits, LOGSUM_CHUNK, dim=1)
     sums = torch.cat([_sum_of_chunk(chunk) for chunk in chunks], dim=1)
     of_chunks = torch.cat([chunk.amax(dim=1, keepdim=True) for chunk in chunks], dim=1)
     largest = _finite_largest(of_chunks)
