@@ -321,9 +321,11 @@ WORKER_START_SWITCH = "VLLM_WORKER_MULTIPROC_METHOD"
 def worker_start_kept() -> Iterator[None]:
     """Let the user's choice of how vLLM starts its workers stand, which code in the context writes over."""
     before = os.environ.get(WORKER_START_SWITCH)
-    yield
-    if before is not None:
-        os.environ[WORKER_START_SWITCH] = before
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ[WORKER_START_SWITCH] = before
 
 
 def keep_engine_in_this_process() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from deepinfer_plugin import envs
+from deepinfer_plugin.eplb.options import keep_where_vllm_has_no_balancer
 from deepinfer_plugin.errors import ConfigError, SettingError
 from deepinfer_plugin.features import ROWS
 from deepinfer_plugin.settings import Settings
@@ -274,6 +275,21 @@ def test_a_flag_without_a_variable_is_reported_as_the_flag() -> None:
         ("F13", "flag", True),
         ("F15", "flag", True),
     ]
+
+
+def test_replicas_are_known_after_the_flags_were_taken_out_of_vllms_sight() -> None:
+    class Config(SimpleNamespace):
+        def __init__(self, **changed: Any) -> None:
+            given = {"window_size": 2, "step_interval": 2, "communicator": None, "use_async": False}
+            super().__init__(**{**given, "num_redundant_experts": 0, **changed})
+
+    settings = Settings.from_envs({EXTRA: "2"})
+    args: Any = SimpleNamespace(**asdict(Flags(enable_eplb=True)), additional_config={})
+    args.eplb_config = Config()
+    found = translate(settings, args)
+    keep_where_vllm_has_no_balancer(args)
+    assert not args.enable_eplb
+    assert translate(settings, args) == found
 
 
 @pytest.mark.parametrize(("device", "other"), [("cpu", "1"), ("cuda", "0")])

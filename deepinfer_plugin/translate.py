@@ -204,22 +204,25 @@ def _scheduling(settings: Settings, args: Any) -> Translated | None:
 
 def _balancing(settings: Settings, args: Any) -> Translated | None:
     """F13: replicas of experts; all else of it has a flag of vLLM, or is ours alone."""
+    from deepinfer_plugin.eplb.options import is_kept
+
     variable, feature = variables.OVERRIDE_NUM_EXTRA_EXPERTS, "F13"
+    is_on = bool(args.enable_eplb) or is_kept(args)
     if not settings.environment.is_set(variable):
-        return _by_flag(feature, "--enable-eplb", is_on=True) if args.enable_eplb else None
+        return _by_flag(feature, "--enable-eplb", is_on=True) if is_on else None
     count = settings[variable]
     given = args.eplb_config.num_redundant_experts if args.eplb_config is not None else 0
     if given not in (0, count):
         raise _disagree(settings, variable, f"--eplb-config num_redundant_experts {given}", f"{count}")
-    if count > 0 and not args.enable_eplb:
+    if count > 0 and not is_on:
         raise SettingError(
             f"settings: {settings.environment.describe(variable)}, which needs experts that move, but they stay; add "
             "--enable-eplb, or unset it"
         )
-    if count > 0:
+    if count > 0 and args.enable_eplb:
         args.eplb_config.num_redundant_experts = count
     text = f"--eplb-config num_redundant_experts {count}"
-    return Translated(feature=feature, origin=variable.name, text=text, is_on=bool(args.enable_eplb))
+    return Translated(feature=feature, origin=variable.name, text=text, is_on=is_on)
 
 
 def _engram(settings: Settings, args: Any) -> Translated | None:

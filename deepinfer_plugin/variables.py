@@ -102,8 +102,8 @@ KERNEL_SET = Variable(
     default="triton",
     feature="X3",
     needs_our_model=True,
-    meaning="kernels on a GPU; `tilelang`: attention, experts, mixing of streams and Engram gate in TileLang, the rest "
-    "in Triton",
+    meaning="kernels on a GPU; `tilelang`: attention, experts, mix logits of the streams and Engram gate in TileLang, "
+    "on several ranks the update of the streams, too; the rest in Triton",
 )
 CERTIFICATE = Variable(
     name="DEEPINFER_CERTIFICATE",

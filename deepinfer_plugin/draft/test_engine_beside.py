@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -68,13 +69,7 @@ def _run(name: str, model: Path, *flags: str) -> EngineRun:
 
 def _again(request: Request) -> Request:
     """The same prompt, whose prefix is then cached, image included."""
-    return Request(
-        name=f"{request.name}@hit",
-        tokens=request.tokens,
-        images=request.images,
-        max_tokens=request.max_tokens,
-        sampling=request.sampling,
-    )
+    return replace(request, name=f"{request.name}@hit")
 
 
 @pytest.fixture(scope="module")

@@ -105,5 +105,10 @@ def keep_where_vllm_has_no_balancer(args: Any) -> None:
     args.enable_eplb, args.eplb_config = False, type(config)()
 
 
+def is_kept(args: Any) -> bool:
+    """Whether ``keep_where_vllm_has_no_balancer`` has already taken the flags of ``args``."""
+    return _kept(getattr(args, "additional_config", None)) is not None
+
+
 def _kept(additional_config: Any) -> dict[str, Any] | None:
     return additional_config.get(KEPT_KEY) if isinstance(additional_config, dict) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,9 +31,7 @@ FIRST = (
     ),
     Request(name="text", tokens=WORDS, max_tokens=4),
 )
-AGAIN = tuple(
-    Request(name=f"{one.name}@hit", tokens=one.tokens, images=one.images, max_tokens=one.max_tokens) for one in FIRST
-)
+AGAIN = tuple(replace(one, name=f"{one.name}@hit") for one in FIRST)
 
 
 def _engine(name: str, model: Path, *flags: str) -> EngineRun:

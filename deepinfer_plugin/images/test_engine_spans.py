@@ -6,6 +6,7 @@ Prompts hold one placeholder per image. Borders are tried in s32, whose bits no 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -45,9 +46,7 @@ BORDERS = {"one": range(8, 9 + SPAN + 3), "two": range(4, 5 + 2 * SPAN + 3)}  # 
 
 
 def _renamed(request: Request, suffix: str) -> Request:
-    return Request(
-        name=f"{request.name}@{suffix}", tokens=request.tokens, images=request.images, max_tokens=request.max_tokens
-    )
+    return replace(request, name=f"{request.name}@{suffix}")
 
 
 def _at_border(request: Request, border: int) -> Action:

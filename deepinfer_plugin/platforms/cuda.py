@@ -54,7 +54,9 @@ class DeepInferCudaPlatform(CudaPlatform):
         devices = [cls._device(index) for index in range(min(ranks, cls.device_count()))]
         check_devices(devices)
         if vllm_config.offload_config.uva.cpu_offload_gb == 0:
-            check_memory(devices, _weight_bytes(vllm_config), vllm_config.cache_config.gpu_memory_utilization)
+            cache = vllm_config.cache_config
+            share = cache.gpu_memory_utilization if cache.kv_cache_memory_bytes is None else 1.0
+            check_memory(devices, _weight_bytes(vllm_config), share)
 
     @classmethod
     def _device(cls, index: int) -> Device:

@@ -235,7 +235,7 @@ class DeepInferSampler(Sampler):
         """
         scores = self._score(draw, input_batch, starts)
         facts = None if self.drafts is None else self.drafts.add_step(input_batch, num_sampled)
-        if facts is not None:
+        if facts is not None and scores is not None:  # no front end of ours: nothing carries them
             scores = with_columns(scores, facts, input_batch.cu_num_logits)
         return SamplerOutput(
             sampled_token_ids=tokens,

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from deepinfer_plugin.errors import ConfigError, SettingError
 from deepinfer_plugin.model.config import ModelConfig
@@ -219,6 +220,12 @@ def plan(config: ModelConfig, gpu: Gpu, layout: Layout, mix: Mix, options: Optio
     )
 
 
+@lru_cache(maxsize=256)
+def _prompt_us(model: StepModel, prompt: int, step_tokens: int) -> float:
+    """Asked for with every multiple of the load that is tried; a long prompt has thousands of steps."""
+    return model.prefill(prompt, step_tokens).total_us
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replica:
     """One engine under its part of the load."""
@@ -230,7 +237,7 @@ class Replica:
 
     def prompt_us(self, load: Load) -> float:
         """The steps of one prompt, alone."""
-        return self.model.prefill(load.prompt, self.options.step_tokens).total_us
+        return _prompt_us(self.model, load.prompt, self.options.step_tokens)
 
     def prefill_share(self, factor: float) -> float:
         """Part of the time that prompts of the load times ``factor`` take."""

@@ -24,6 +24,8 @@ def flags(layout: Layout, plan: Plan, mix: Mix, options: Options) -> list[str]:
     found.append(f"--max-model-len={mix.longest}")
     found += [f"--max-num-seqs={plan.batch}", f"--max-num-batched-tokens={options.step_tokens}"]
     found.append(f"--gpu-memory-utilization={options.utilization:g}")
+    if not options.has_images:
+        found.append('--limit-mm-per-prompt={"image":0}')
     if options.num_drafts:
         found.append(f'--speculative-config={{"method":"dspark","num_speculative_tokens":{options.num_drafts}}}')
     return found

@@ -127,9 +127,13 @@ class StepModel:
         return sum(us for part, us in parts.us.items() if part in (PRODUCTS, STREAMS, EXPERTS))
 
     def source_of(self, part: str) -> str:
-        """``measured`` or ``estimate``. What every rank computes whole lasts as long as on one."""
+        """``measured`` or ``estimate``, as for every model of another width.
+
+        What every rank computes whole lasts as long as on one.
+        """
         whole, cut = (INDEX, STREAMS, ENGINE), (PRODUCTS, ATTENTION, EXPERTS, HEAD)
         is_timed = part in whole or (part in cut and self.layout.expert_ranks == 1)
+        is_timed = is_timed and self.config.hidden_size == REFERENCE_WIDTH
         return "measured" if is_timed and self.gpu.is_measured else "estimate"
 
     def _kept(self, prompt: int, start: int, length: int) -> int:

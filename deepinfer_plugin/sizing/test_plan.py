@@ -150,6 +150,14 @@ def test_json_and_text_say_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert {part["source"] for part in best["decode_parts"].values()} == {"measured", "estimate"}
 
 
+def test_without_the_image_tower_the_flags_leave_it_out(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["sizing", "--gpus", "8", "--json"]
+    for option, has_flag in (([], False), (["--text-only"], True)):
+        assert main([*command, *option]) == 0
+        best = json.loads(capsys.readouterr().out)["plans"][0]
+        assert ('--limit-mm-per-prompt={"image":0}' in best["flags"]) is has_flag
+
+
 def test_a_load_that_is_too_much_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sizing", "--gpus", "8", "--load", "4096:512:500"]) == 0
     assert "does not carry the load" in capsys.readouterr().out

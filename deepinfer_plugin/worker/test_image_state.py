@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from deepinfer_plugin.worker.image_state import ImageState
+from deepinfer_plugin.worker.image_state import STEPS_IN_FLIGHT, ImageState
 
 DEPTH, NUM_DRAFTS = 3, 5
 SPAN = (9, 4)  # offset and length: the text behind it begins at 13
@@ -34,10 +34,10 @@ def _step(start: int, count: int) -> Any:
     )
 
 
-@pytest.mark.parametrize("ahead", range(NUM_DRAFTS + 1))
+@pytest.mark.parametrize("ahead", range(STEPS_IN_FLIGHT * NUM_DRAFTS + 1))
 @pytest.mark.parametrize("start", range(13, 20))
 def test_no_row_looks_into_an_image_however_far_ahead_the_host_counts(start: int, ahead: int) -> None:
-    """With drafts and asynchronous scheduling the host has counted drafts of the last step that did not stand."""
+    """With drafts and asynchronous scheduling the host has counted drafts of the steps in flight that did not stand."""
     count = NUM_DRAFTS + 1
     positions = torch.arange(start, start + count)
     lookback = positions[:, None] - torch.arange(1, DEPTH + 1)  # the id of a token is its position

@@ -134,7 +134,12 @@ def _happened(circumstance: str, result: ScheduleResult, names: Sequence[str]) -
     if circumstance == PREEMPTED:  # whoever came last goes first, so not every kind does
         return sum(request.facts.num_preemptions for request in result.requests.values())
     assert circumstance == STRUCTURED
-    return sum(fact.finished for fact in facts.values())
+    return sum(_is_printable(fact.outputs[0].text) for fact in facts.values())
+
+
+def _is_printable(text: str) -> bool:
+    """Whether an answer has only what every one of ``GRAMMARS`` allows: ASCII from the space to the tilde."""
+    return bool(text) and text.isascii() and text.isprintable()
 
 
 def _drafts(combination: Combination, result: ScheduleResult) -> Mapping[str, Any]:

@@ -27,7 +27,7 @@ def add_parser(commands: Any) -> None:
     depth.add_argument("--quick", dest="depth", action="store_const", const="quick", help="a minute (default)")
     depth.add_argument("--full", dest="depth", action="store_const", const="full", help="all, more than 20,000 tokens")
     parser.add_argument("--workload-seed", type=int, default=0, help="chooses the prompts (default 0)")
-    parser.add_argument("--children", type=int, default=0, help="processes at once (default: 1 quick, 2 full)")
+    parser.add_argument("--jobs", type=int, default=0, help="engines at once (default: 1 quick, 2 full)")
     parser.add_argument("--out", type=Path, default=Path("drafts.json"), help="default drafts.json")
     parser.set_defaults(run=run, depth="quick")
 
@@ -35,8 +35,9 @@ def add_parser(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run the matrix; 0 where no bit differs and every cell was exercised, else 1."""
     choices.check_result("drafts: --out", arguments.out)
+    choices.check_jobs(arguments.jobs)
     begin_s = time.monotonic()
-    result = compare_matrix(run_matrix(arguments.depth, arguments.workload_seed, arguments.children), arguments.depth)
+    result = compare_matrix(run_matrix(arguments.depth, arguments.workload_seed, arguments.jobs), arguments.depth)
     arguments.out.write_text(json.dumps(result.to_json(), indent=1) + "\n", encoding="utf-8")
     for line in _table(result, arguments.depth):
         say(line)
