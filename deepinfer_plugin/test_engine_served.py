@@ -82,7 +82,7 @@ def test_completion_chat_and_stream_carry_the_same_facts(server: Server, nano: P
 
 def test_facts_of_drafts_come_to_those_who_ask(server: Server) -> None:
     ask = {"vllm_xargs": {"draft_facts": True}, "return_token_ids": True}
-    prompts = {"prompt": [PROMPT, "a stone"], "max_tokens": 12}
+    prompts = {"prompt": [PROMPT, "a stone"], "max_tokens": 12, "seed": 5}
     answer = json.loads(post(server, "/v1/completions", **prompts, **ask))
     plain = json.loads(post(server, "/v1/completions", **prompts, return_token_ids=True))
     for choice, other in zip(answer["choices"], plain["choices"], strict=True):
@@ -94,8 +94,8 @@ def test_facts_of_drafts_come_to_those_who_ask(server: Server) -> None:
         assert sum(step["accepted"] + 1 for step in (first, *steps)) >= 12
         assert choice == other  # log-probabilities, with which facts travel, were not asked for
     messages = [{"role": "user", "content": PROMPT}]
-    chat = json.loads(post(server, "/v1/chat/completions", messages=messages, **ask))["choices"][0]
-    stream = post(server, "/v1/chat/completions", messages=messages, stream=True, **ask)
+    chat = json.loads(post(server, "/v1/chat/completions", messages=messages, seed=5, **ask))["choices"][0]
+    stream = post(server, "/v1/chat/completions", messages=messages, seed=5, stream=True, **ask)
     events = [json.loads(event[6:]) for event in stream.split(b"\n\n") if event.startswith(b"data: {")]
     carried = [choice["draft_facts"] for event in events for choice in event["choices"] if "draft_facts" in choice]
     assert carried == [chat["draft_facts"]]

@@ -246,7 +246,7 @@ def test_every_interval_of_steps_gives_one_line_and_the_series(
     monkeypatch.setattr(stat_logger, "logger", told)
     monkeypatch.setenv("DEEPINFER_LOGGING_INTERVAL_STEP", interval)
     monkeypatch.setenv("DEEPINFER_METRICS_DIR", str(tmp_path))
-    row = {"name": metrics.MOE_LB.name, "kind": "gauge", "meaning": "", "value": 1.25}
+    row = {"name": metrics.MOE_LB.name, "kind": "gauge", "meaning": "", "labels": [], "label_values": [], "value": 1.25}
     (tmp_path / "1.json").write_text(json.dumps([row]), encoding="utf-8")
     steps(stat_logger.DeepInferStatLogger(config("deepseek_v41"), 0), 7)
     assert (

@@ -246,7 +246,7 @@ def test_every_row_has_both_sides_here_or_says_where() -> None:
     assert inside.isdisjoint(ELSEWHERE)
     assert sorted(inside | set(ELSEWHERE)) == sorted(rows)
     features = {variable.feature for variable in VARIABLES} | {family.feature for family in FAMILIES}
-    assert features - {""} <= inside | {"F9", "F27"}
+    assert features - {""} <= inside | {"F9", "F27", "X3"}
 
 
 def test_forced_device_storage_becomes_vllms_own_configuration() -> None:
