@@ -134,7 +134,9 @@ def _happened(circumstance: str, result: ScheduleResult, names: Sequence[str]) -
     if circumstance == PREEMPTED:  # whoever came last goes first, so not every kind does
         return sum(request.facts.num_preemptions for request in result.requests.values())
     assert circumstance == STRUCTURED
-    return sum(_is_printable(fact.outputs[0].text) for fact in facts.values())
+    # every token is one byte; in front of them the text may hold a character that the prompt had begun
+    num_tokens = {name: len(result.requests[name].tokens[0]) for name in names}
+    return sum(_is_printable(fact.outputs[0].text[-num_tokens[name] :]) for name, fact in facts.items())
 
 
 def _is_printable(text: str) -> bool:

@@ -96,12 +96,14 @@ class Recorder:
 
     Attributes:
         calls: operations hashed; what a fault reports.
+        seen: what an observer reports; hashes go to a file instead.
         replayed: rows read from buffers that a captured graph has written, without any Python of ours.
         captured: values of the target's row, the first time it was computed.
     """
 
     target: Target | None = None
     calls: int = 0
+    seen: dict[str, int] = field(default_factory=dict)
     replayed: int = 0
     captured: torch.Tensor | None = None
     buffers: dict[str, _Buffer] = field(default_factory=dict)
