@@ -30,7 +30,7 @@ PACKAGES = (
 )
 CLASS_PATH = f"{__name__}.LiveCode"
 HASH_DIGITS = 16
-_NOT_ENGINE = ("test_", "bench", "faults", "conftest", "testing", "__main__")
+_NOT_ENGINE = ("test_", "bench", "faults", "record_faults", "conftest", "testing", "simulate", "corpus", "__main__")
 _ONE_PLATFORM = (
     "deepinfer_plugin.worker.cpu_",
     "deepinfer_plugin.worker.cuda_",
