@@ -143,8 +143,8 @@ str(current_platform)
 missing = []
 for module, name in names:
     try:
-        getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError):
+        exec(f"from {module} import {name}", {})  # as our code says it: a name may also be a module nobody imported yet
+    except ImportError:
         missing.append(f"{module}:{name}")
 parameters = {}
 for path in signatures:
