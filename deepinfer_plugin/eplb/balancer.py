@@ -121,8 +121,9 @@ class ExpertMover:
         if not loads.any():
             return
         ranks = self._parallel.experts
-        wanted = policy.keep_slots(self._decide(loads, self.placement, ranks.size), self.placement, ranks.size)
-        # hosts may differ in the last bit of a sum: the first rank decides
+        wanted = self.placement
+        if ranks.rank == 0:  # it decides for all: hosts may differ in the last bit of a sum
+            wanted = policy.keep_slots(self._decide(loads, self.placement, ranks.size), self.placement, ranks.size)
         with gpu_sync_allowed():
             agreed = ranks.gather(torch.from_numpy(wanted).to(self._window.device))[0].cpu().numpy()
         num_moved = int((agreed != self.placement).sum())
