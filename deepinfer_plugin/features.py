@@ -36,7 +36,13 @@ ROWS: tuple[Row, ...] = (
     _row("F5", "decoder bounded replay", ON, "follows the settings, see replay/status_rows.py"),
     _row("F6", "replay length", ON, "follows the settings, see replay/status_rows.py"),
     _row("F7", "encoder bounded replay", OFF, "follows the settings, see replay/status_rows.py"),
-    _row("F8", "asynchronous scheduling", ON, "vLLM's default on a GPU; on the CPU vLLM turns it off", VLLM),
+    _row(
+        "F8",
+        "asynchronous scheduling",
+        ON,
+        "vLLM's default on a GPU; on the CPU off, on with async_scheduling_on_cpu in --additional-config",
+        VLLM,
+    ),
     _row("F9", "batch invariance", ON, "every operation of a forward pass is proven at start, or the start stops"),
     _row(
         "F10",

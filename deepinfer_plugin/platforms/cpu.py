@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from vllm.v1.attention.selector import AttentionSelectorConfig
 
 WORKER_CLASS = "deepinfer_plugin.worker.cpu_worker.DeepInferCpuWorker"
+ASYNC_SCHEDULING = "async_scheduling_on_cpu"
+"""In ``--additional-config``: schedule a step ahead as on a GPU, so that tests without one meet what follows."""
 
 
 class DeepInferCpuPlatform(CpuPlatform):
@@ -62,6 +64,9 @@ class DeepInferCpuPlatform(CpuPlatform):
             scheduler.enable_chunked_prefill,
             scheduler.max_num_batched_tokens,
         )
+        additional = vllm_config.additional_config
+        wants_async = isinstance(additional, dict) and bool(additional.get(ASYNC_SCHEDULING))
+        is_async = wants_async and bool(scheduler.async_scheduling)
         executor = vllm_config.parallel_config.distributed_executor_backend
         with envs.worker_start_kept():  # vLLM asks for new processes, which import everything again
             super().check_and_update_config(vllm_config)
@@ -72,6 +77,7 @@ class DeepInferCpuPlatform(CpuPlatform):
                 scheduler.enable_chunked_prefill,
                 scheduler.max_num_batched_tokens,
             ) = kept
+            scheduler.async_scheduling = is_async
         parallel = vllm_config.parallel_config
         if parallel.worker_cls == "vllm.v1.worker.cpu_worker.CPUWorker":
             use_our_worker(vllm_config, WORKER_CLASS)

@@ -93,13 +93,15 @@ class Verification:
         self.steps, self.drafted, self.ends, self.confidence = 0, None, None, None
 
     def add_drafted(self, drafted: np.ndarray[Any, Any], num_drafts: int) -> None:
-        """Count drafts of a step, which the host knows.
+        """Count drafts of a step, which the host knows; called before ``add_step``.
 
         Args:
             drafted: [num_reqs] int64.
             num_drafts: most drafts of a request in a step.
         """
         counts = (drafted[:, None] > np.arange(num_drafts)).sum(axis=0)
+        if self.drafted is not None and len(self.drafted) != num_drafts:
+            self.reset()  # the counts are those of an earlier engine of this process
         self.steps += int(np.count_nonzero(drafted))
         self.drafted = counts if self.drafted is None else self.drafted + counts
 

@@ -78,6 +78,14 @@ def test_nothing_is_known_of_steps_that_did_not_happen() -> None:
     assert cut.figures().verified_length == 1.0
 
 
+def test_a_later_engine_with_other_drafts_is_counted_by_itself() -> None:
+    counts = Verification()
+    for num_drafts in (3, 2):
+        counts.add_drafted(np.array([num_drafts]), num_drafts)
+        counts.add_step(_starts([num_drafts]), torch.tensor([2], dtype=torch.int32), num_drafts)
+    assert counts.figures().by_kind == {"drafted": (1, 1), "verified": (1, 1), "accepted": (1, 0)}
+
+
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> Verification:
     own = Verification()

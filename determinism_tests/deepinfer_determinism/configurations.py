@@ -9,10 +9,11 @@ from deepinfer_determinism import mechanisms as m
 from deepinfer_determinism import relations
 from deepinfer_determinism.cases import Configuration
 from deepinfer_determinism.draft_relations import draft_configurations
+from deepinfer_determinism.engine_facts import CONCURRENT_BATCHES
 from deepinfer_determinism.image_relations import image_configurations
 from deepinfer_determinism.random_hits import RANDOM_HITS, num_prompts, random_hits_workload
 from deepinfer_determinism.rank_relations import rank_configurations
-from deepinfer_determinism.relations import BACKTRACKING, RELATIONS, SMALL_BLOCKS, Relation, Setting
+from deepinfer_determinism.relations import ASYNC_SCHEDULING, BACKTRACKING, RELATIONS, SMALL_BLOCKS, Relation, Setting
 from deepinfer_determinism.workload import PAGES, Sizes, Workload
 from deepinfer_plugin.replay.settings import ENCODER_VARIABLE, KEEP_VARIABLE, MODE_VARIABLE
 from deepinfer_plugin.settings import Arithmetic
@@ -20,6 +21,20 @@ from deepinfer_plugin.settings import Arithmetic
 ALL_RELATIONS: tuple[Relation, ...] = (*RELATIONS, *RANDOM_HITS)
 # Tried in fp32 too: there the order of a sum shows, which the roundings of the served arithmetic nearly always hide.
 SENSITIVE = ("neighbours", "chunks", "cache hit", "preemption", "decode")
+# Tried with a step planned ahead: those that change the steps of a request.
+STEP_AHEAD = (
+    "neighbours",
+    "chunks",
+    "tiny chunks",
+    "cache hit",
+    "preemption",
+    "eviction",
+    "max_num_seqs",
+    "slot",
+    "structured output",
+    "lifecycle",
+    "canaries",
+)
 SEGMENT = f"segment:{PAGES[0]}"
 # What the quick set tries with bounded replay, by policy and arithmetic.
 QUICK_REPLAY: Mapping[tuple[str, Arithmetic], tuple[str, ...]] = {
@@ -47,12 +62,23 @@ def configurations(first: Setting, sizes: Sizes, depth: str, seed: int) -> list[
     found.append(Configuration(label="s32", setting=s32, workload=workload, relations=in_s32))
     found += rank_configurations(found[-1], depth)
     if depth == "full":
+        found += _ahead(found[0])
         found.append(Configuration(label="q32", setting=q32, workload=workload, relations=RELATIONS))
         other = build(sizes, seed + 1)
         found.append(Configuration(label=f"seed {seed + 1}", setting=first, workload=other, relations=RELATIONS))
     found += image_configurations(first, sizes, depth, seed)
     found += _with_replay(first, sizes, depth, workload)
     return found + draft_configurations(first, Workload.build(sizes, seed), depth)
+
+
+def _ahead(base: Configuration) -> list[Configuration]:
+    """On the CPU every other engine schedules one step at a time, on an accelerator every one a step ahead."""
+    if base.setting.device != "cpu":
+        return []
+    setting = replace(base.setting, flags=(*base.setting.flags, *ASYNC_SCHEDULING))
+    names = _relations(STEP_AHEAD)
+    required = {CONCURRENT_BATCHES: 2}
+    return [replace(base, label="step ahead", setting=setting, relations=names, required=required, base=base)]
 
 
 def _relations(names: Sequence[str]) -> tuple[Relation, ...]:

@@ -12,7 +12,8 @@ from typing import Any
 
 from deepinfer_determinism import mechanisms as m
 from deepinfer_determinism.cases import Configuration
-from deepinfer_determinism.relations import BY_NAME, Relation, Setting
+from deepinfer_determinism.engine_facts import CONCURRENT_BATCHES
+from deepinfer_determinism.relations import ASYNC_SCHEDULING, BY_NAME, Relation, Setting
 from deepinfer_determinism.workload import Workload
 from deepinfer_plugin.engine_child.plan import Request
 
@@ -53,7 +54,13 @@ def draft_configurations(first: Setting, workload: Workload, depth: str) -> list
     return [
         Configuration(
             label=" ".join([f"{count} drafts", drafter or "n-grams", *([lengths] if lengths else [])]),
-            setting=replace(first, flags=(*first.flags, speculative_flag(count)), drafter=drafter, lengths=lengths),
+            setting=replace(
+                first,
+                # where lengths are cut, a step ahead too: the host then counts drafts that do not stand
+                flags=(*first.flags, *(ASYNC_SCHEDULING if lengths else ()), speculative_flag(count)),
+                drafter=drafter,
+                lengths=lengths,
+            ),
             workload=longer,
             relations=_relations(names),
             required=_required(count, drafter, lengths),
@@ -74,7 +81,7 @@ def _required(num_drafts: int, drafter: str | None, lengths: str | None) -> Mapp
     if drafter not in ("right", None):
         required[m.REJECTED_DRAFTS] = 1
     if lengths is not None:
-        required[m.SHORTENED] = 1
+        required |= {m.SHORTENED: 1, CONCURRENT_BATCHES: 2}
     return required
 
 

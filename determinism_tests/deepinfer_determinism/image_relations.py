@@ -10,14 +10,20 @@ from typing import Any
 from deepinfer_determinism import mechanisms as m
 from deepinfer_determinism.cases import Configuration
 from deepinfer_determinism.draft_relations import RAGGED, speculative_flag
-from deepinfer_determinism.relations import BY_NAME, RELATIONS, Setting
+from deepinfer_determinism.engine_facts import CAPTURED_SIZES, CONCURRENT_BATCHES
+from deepinfer_determinism.relations import ASYNC_SCHEDULING, BY_NAME, RELATIONS, Setting
 from deepinfer_determinism.workload import Sizes, Workload
 from deepinfer_plugin.engine_child.plan import Request
 
 PICTURES = ((1, 150, 90), (2, 90, 200), (3, 150, 90), (4, 40, 40))  # two of one size
 QUICK = ("order", "chunks", "cache hit")
 WITHOUT_IMAGES = ("decode", "eviction", "restart")  # they feed outputs, need long text, or are about processes
-_REACHED: Mapping[str, Mapping[str, int]] = {"chunks": {m.CHUNKED_PROMPTS: 1}, "cache hit": {m.CACHED_REQUESTS: 3}}
+_REACHED: Mapping[str, Mapping[str, int]] = {
+    "chunks": {m.CHUNKED_PROMPTS: 1},
+    "cache hit": {m.CACHED_REQUESTS: 3},
+    "async scheduling": {CONCURRENT_BATCHES: 2},
+    "graphs": {CAPTURED_SIZES: 1},
+}
 MARK_FROM_END = 2  # the placeholder is the second last id of the small checkpoints
 _SHAPES = (
     *((9, (0,)), (20, (0, 1)), (20, (1, 0)), (3, (0, 0)), (33, (2,)), (1, (3, 3, 0)), (40, (1,)), (12, (0, 2))),
@@ -86,9 +92,21 @@ def image_configurations(first: Setting, sizes: Sizes, depth: str, seed: int) ->
     drafting = replace(
         plain,
         label=f"images {NUM_DRAFTS} drafts",
-        setting=replace(first, flags=(*first.flags, speculative_flag(NUM_DRAFTS)), drafter="partly", lengths=RAGGED),
+        # a step ahead, so that the host counts drafts that do not stand
+        setting=replace(
+            first,
+            flags=(*first.flags, *ASYNC_SCHEDULING, speculative_flag(NUM_DRAFTS)),
+            drafter="partly",
+            lengths=RAGGED,
+        ),
         relations=tuple(item for item in chosen if depth != "quick" or item.name in QUICK_WITH_DRAFTS),
-        required={**required, m.VERIFIED_AT_ONCE: NUM_DRAFTS, m.ACCEPTED_DRAFTS: 1, m.REJECTED_DRAFTS: 1},
+        required={
+            **required,
+            CONCURRENT_BATCHES: 2,
+            m.VERIFIED_AT_ONCE: NUM_DRAFTS,
+            m.ACCEPTED_DRAFTS: 1,
+            m.REJECTED_DRAFTS: 1,
+        },
         base=plain,
     )
     return [plain, drafting]

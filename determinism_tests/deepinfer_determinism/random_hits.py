@@ -17,7 +17,7 @@ MAX_PROMPT = 150
 
 def num_prompts(depth: str) -> int:
     """Prompts of a policy, each computed once per budget."""
-    return 16 if depth == "quick" else 250
+    return 8 if depth == "quick" else 250
 
 
 def random_hits_workload(sizes: Sizes, seed: int, count: int) -> Workload:
