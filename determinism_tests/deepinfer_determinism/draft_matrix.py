@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from deepinfer_determinism.relations import NO_CACHE, SMALL_BLOCKS, Setting, make_schedule
+from deepinfer_determinism.relations import ASYNC_SCHEDULING, NO_CACHE, SMALL_BLOCKS, Setting, make_schedule
 from deepinfer_determinism.schedule import Schedule
 from deepinfer_determinism.workload import PAGES, Workload, base_name, renamed
 from deepinfer_plugin.engine_child.plan import KNOW_ANSWERS, Action, Request
@@ -148,9 +148,10 @@ def matrix_schedules(checkpoint: str, workload: Workload, depth: str) -> list[Sc
     everything = (*free_requests(workload, size), *bound_requests(workload, size))
     found = [make_schedule(PLAIN, [Action(add=everything)], setting, (NO_CACHE,))]
     for combination in size.combinations:
+        drafts = [_drafts_flag(combination.num_drafts)] if combination.num_drafts > 0 else []
         drafting = replace(
             setting,
-            flags=(*FLAGS, *([_drafts_flag(combination.num_drafts)] if combination.num_drafts > 0 else [])),
+            flags=(*FLAGS, *ASYNC_SCHEDULING, *drafts),  # a step ahead, as on a GPU
             drafter=combination.drafter,
             lengths=LENGTHS[combination.schedule],
         )
