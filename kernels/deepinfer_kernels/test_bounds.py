@@ -1,0 +1,40 @@
+"""No kernel leaves its arguments, in Triton's interpreter, in processes of its own."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import deepinfer_kernels
+
+_PACKAGE = Path(deepinfer_kernels.__file__).parent
+_KERNEL = re.compile(r"^@triton\.jit.*\ndef (\w+_kernel)\(", re.MULTILINE)
+
+
+def _run(module: str) -> str:
+    variables = ["TRITON_INTERPRET=1", "CUDA_VISIBLE_DEVICES=", f"PYTHONPATH={_PACKAGE.parent}"]
+    command = ["env", *variables, sys.executable, "-m", f"deepinfer_kernels.{module}"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stderr[-3000:]
+    return answer.stdout
+
+
+def test_planted_faults_are_found_with_kernel_argument_and_offset() -> None:
+    behind, before, also_behind, unwritten, between = _run("interpreted_bounds_faults").splitlines()
+    assert behind == (
+        "_copy_kernel: load of 4 bytes at byte 20 of the storage of x_ptr, expected bytes 0 to 19 of its storage; "
+        "1 lanes leave the arguments"
+    )
+    assert before == (
+        "_copy_kernel: store of 4 bytes at byte -4 of out_ptr, expected an element of its view, 5 x 4 bytes; "
+        "1 lanes leave the arguments"
+    )
+    assert also_behind == behind
+    assert unwritten.startswith(f"_count_kernel: atomic of 4 bytes at byte {4 * 0x7B7B7B7B} of count_ptr, ")
+    assert between.startswith("_rows_kernel: store of 4 bytes at byte 12 of out_ptr, ")
+
+
+def test_every_kernel_stays_inside_its_arguments_at_every_border() -> None:
+    launched = {name for part in ("", "_rows") for name in _run(f"interpreted_layouts{part}").split()}
+    written = {name for path in _PACKAGE.glob("*/*.py") for name in _KERNEL.findall(path.read_text(encoding="utf-8"))}
+    assert launched == written
