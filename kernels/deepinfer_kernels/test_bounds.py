@@ -4,8 +4,15 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import torch
 
 import deepinfer_kernels
+from deepinfer_kernels.linear.triton_kernel import prepared_parts
+from deepinfer_kernels.moe_experts import triton_kernel
+from deepinfer_kernels.moe_experts.triton_kernel import moe_experts_triton
 
 _PACKAGE = Path(deepinfer_kernels.__file__).parent
 _KERNEL = re.compile(r"^@triton\.jit.*\ndef (\w+_kernel)\(", re.MULTILINE)
@@ -38,3 +45,16 @@ def test_every_kernel_stays_inside_its_arguments_at_every_border() -> None:
     launched = {name for part in ("", "_rows") for name in _run(f"interpreted_layouts{part}").split()}
     written = {name for path in _PACKAGE.glob("*/*.py") for name in _KERNEL.findall(path.read_text(encoding="utf-8"))}
     assert launched == written
+
+
+def test_rows_that_are_not_prepared_reach_no_kernel_that_reads_whole_blocks() -> None:
+    rows, scale = torch.zeros(2, 64, dtype=torch.bfloat16), torch.zeros(1, 2, dtype=torch.uint8)
+    weight = torch.zeros(32, 64, dtype=torch.float8_e4m3fn)
+    with pytest.raises(AssertionError, match=r"\[2, 64\]"):
+        prepared_parts(rows, weight, scale, torch.bfloat16)
+    ids, weights = torch.zeros(2, 1, dtype=torch.int32), torch.ones(2, 1)
+    shapes = ((1, 64, 32), (1, 64, 2), (1, 64, 16), (1, 64, 1))
+    w13, w13_scale, w2, w2_scale = (torch.zeros(shape, dtype=torch.uint8) for shape in shapes)
+    arguments = (rows, ids, weights, w13, w13_scale, w2, w2_scale, rows)
+    with patch.object(triton_kernel, "route_pairs"), pytest.raises(AssertionError, match=r"\[2, 64\]"):
+        moe_experts_triton(*arguments, limit=7.0, quantize_input=True)

@@ -16,6 +16,7 @@ from deepinfer_kernels.linear.plain_kernel import plain_narrow
 from deepinfer_kernels.linear.prepare_kernel import prepare_rows
 from deepinfer_kernels.linear.reference import dequantize_blocks_reference
 from deepinfer_kernels.linear.unpack_kernel import unpack_weight
+from deepinfer_kernels.linear.weights import padded_depth
 from deepinfer_kernels.linear.wide_kernel import is_wide_operand, wide_matmul
 from deepinfer_kernels.tiling import MatmulTile
 from deepinfer_kernels.triton_formats import WEIGHT_SHIFT
@@ -74,6 +75,9 @@ def mxfp8_parts(
     Several parts are fp32, to be added in ascending order from zero and rounded; one part is of ``out_dtype``.
     """
     num_rows, depth = rows.shape[0], rows.shape[1] // num_groups
+    # Rows as narrow as the weight pass the checks of an operation, which fp32 rows are meant for; the kernels, which
+    # read whole blocks of words, would read beyond the weight.
+    assert rows.shape[1] == num_groups * padded_depth(weight.shape[1]), (rows.shape, num_groups, weight.shape)
     split_k = split_width(weight.shape[0] * num_shards, depth)
     if not _is_narrow(num_rows, weight.shape[0]):
         tile = _wide_tile(num_rows, split_k, depth)

@@ -5,6 +5,7 @@ import torch
 from deepinfer_kernels import tiling
 from deepinfer_kernels.linear.prepare_kernel import prepare_rows
 from deepinfer_kernels.linear.triton_kernel import packed_operand, tile_for
+from deepinfer_kernels.linear.weights import padded_depth
 from deepinfer_kernels.moe_experts.down_kernel import experts_down
 from deepinfer_kernels.moe_experts.route_kernel import route_pairs
 from deepinfer_kernels.moe_experts.up_kernel import experts_up
@@ -33,8 +34,12 @@ def moe_experts_triton(
     up_tile = tile_for(tiling.EXPERT_TILES, average)
     down_tile = tile_for(tiling.EXPERT_DOWN_TILES, average)
     tiles = route_pairs(topk_idx.contiguous(), num_experts, up_tile.rows)
+    if rows is None:
+        rows = prepare_rows(x, codes=tiling.E2M1_CODES, quantize=quantize_input)
+    # The kernel reads whole blocks of words: with narrower rows it would read beyond the weights.
+    assert rows.shape[1] == padded_depth(hidden_size), (rows.shape, hidden_size)
     h = experts_up(
-        rows if rows is not None else prepare_rows(x, codes=tiling.E2M1_CODES, quantize=quantize_input),
+        rows,
         packed_operand(w13),
         packed_operand(w13_scale),
         topk_weights.contiguous(),
