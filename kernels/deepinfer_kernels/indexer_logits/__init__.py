@@ -36,7 +36,8 @@ def indexer_logits(
         weights: [num_tokens, index_n_heads], dtype of ``q``, the constant already multiplied in.
         key_cache: [num_blocks, entries_per_block, record_bytes] uint8, as in ``kv_store``.
         block_table: [num_reqs, max_num_blocks] int32. Entries past the end of a request may hold anything.
-        req_idx: [num_tokens] int32, row of ``block_table``; negative in a padded row, whose ``num_visible`` is 0.
+        req_idx: [num_tokens] int32, row of ``block_table``; negative in a row that only pads a graph, whose scores
+            mean nothing, whatever its ``num_visible``.
         num_visible: [num_tokens] int64, entries the row may see; at most ``max_entries``.
         max_entries: width of the result.
         fmt: MXFP4 pages or FP32 records.
