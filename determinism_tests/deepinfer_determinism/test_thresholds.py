@@ -30,7 +30,11 @@ FOLDERS = (
     Path(deepinfer_plugin.__path__[0]) / "draft",
     Path(deepinfer_plugin.__path__[0]) / "replay",
 )
-OTHER_DEVICES = ("_kernel", "triton_", "bench", "test_", "conftest", "testing", "front_end", "middleware", "faults")
+# "interpreted": tests of Triton kernels, in processes of their own
+OTHER_DEVICES = (
+    *("_kernel", "triton_", "interpreted", "bench", "test_", "conftest", "testing"),
+    *("front_end", "middleware", "faults"),
+)
 
 
 def test_the_set_reaches_both_sides(threshold_here: Threshold, harness: Harness, has_whole_set: bool) -> None:
