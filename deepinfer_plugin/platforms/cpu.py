@@ -6,6 +6,7 @@ from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from deepinfer_plugin import envs, nesting_middleware, provenance_endpoint, witness
+from deepinfer_plugin.errors import ConfigError
 from deepinfer_plugin.platforms.served import serves_our_model, use_our_worker
 from deepinfer_plugin.sampling import seed_middleware
 
@@ -17,6 +18,14 @@ if TYPE_CHECKING:
 WORKER_CLASS = "deepinfer_plugin.worker.cpu_worker.DeepInferCpuWorker"
 ASYNC_SCHEDULING = "async_scheduling_on_cpu"
 """In ``--additional-config``: schedule a step ahead as on a GPU, so that tests without one meet what follows."""
+
+
+def wants_async_scheduling(additional_config: object) -> bool:
+    """Whether ``--additional-config`` asks for a step ahead; ConfigError for anything but true and false."""
+    value = additional_config.get(ASYNC_SCHEDULING, False) if isinstance(additional_config, dict) else False
+    if not isinstance(value, bool):
+        raise ConfigError(f"additional_config: {ASYNC_SCHEDULING} is {value!r}, expected true or false")
+    return value
 
 
 class DeepInferCpuPlatform(CpuPlatform):
@@ -64,9 +73,7 @@ class DeepInferCpuPlatform(CpuPlatform):
             scheduler.enable_chunked_prefill,
             scheduler.max_num_batched_tokens,
         )
-        additional = vllm_config.additional_config
-        wants_async = isinstance(additional, dict) and bool(additional.get(ASYNC_SCHEDULING))
-        is_async = wants_async and bool(scheduler.async_scheduling)
+        is_async = wants_async_scheduling(vllm_config.additional_config) and bool(scheduler.async_scheduling)
         executor = vllm_config.parallel_config.distributed_executor_backend
         with envs.worker_start_kept():  # vLLM asks for new processes, which import everything again
             super().check_and_update_config(vllm_config)
