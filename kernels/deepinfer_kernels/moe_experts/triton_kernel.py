@@ -36,8 +36,8 @@ def moe_experts_triton(
     tiles = route_pairs(topk_idx.contiguous(), num_experts, up_tile.rows)
     if rows is None:
         rows = prepare_rows(x, codes=tiling.E2M1_CODES, quantize=quantize_input)
-    # The kernel reads whole blocks of words: with narrower rows it would read beyond the weights.
-    assert rows.shape[1] == padded_depth(hidden_size), (rows.shape, hidden_size)
+    else:  # the kernel reads whole blocks of words: with narrower rows it would read beyond the weights
+        assert rows.shape[1] == padded_depth(hidden_size), (rows.shape, hidden_size)
     h = experts_up(
         rows,
         packed_operand(w13),
