@@ -1,8 +1,6 @@
 """No kernel leaves its arguments, in Triton's interpreter, in processes of its own."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 from unittest.mock import patch
 
@@ -13,21 +11,14 @@ import deepinfer_kernels
 from deepinfer_kernels.linear.triton_kernel import prepared_parts
 from deepinfer_kernels.moe_experts import triton_kernel
 from deepinfer_kernels.moe_experts.triton_kernel import moe_experts_triton
+from deepinfer_kernels.testing import run_interpreted
 
 _PACKAGE = Path(deepinfer_kernels.__file__).parent
 _KERNEL = re.compile(r"^@triton\.jit.*\ndef (\w+_kernel)\(", re.MULTILINE)
 
 
-def _run(module: str) -> str:
-    variables = ["TRITON_INTERPRET=1", "CUDA_VISIBLE_DEVICES=", f"PYTHONPATH={_PACKAGE.parent}"]
-    command = ["env", *variables, sys.executable, "-m", f"deepinfer_kernels.{module}"]
-    answer = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert answer.returncode == 0, answer.stderr[-3000:]
-    return answer.stdout
-
-
 def test_planted_faults_are_found_with_kernel_argument_and_offset() -> None:
-    behind, before, also_behind, unwritten, between = _run("interpreted_bounds_faults").splitlines()
+    behind, before, also_behind, unwritten, between = run_interpreted("interpreted_bounds_faults").splitlines()
     assert behind == (
         "_copy_kernel: load of 4 bytes at byte 20 of the storage of x_ptr, expected bytes 0 to 19 of its storage; "
         "1 lanes leave the arguments"
@@ -42,7 +33,7 @@ def test_planted_faults_are_found_with_kernel_argument_and_offset() -> None:
 
 
 def test_every_kernel_stays_inside_its_arguments_at_every_border() -> None:
-    launched = {name for part in ("", "_rows") for name in _run(f"interpreted_layouts{part}").split()}
+    launched = {name for part in ("", "_rows") for name in run_interpreted(f"interpreted_layouts{part}").split()}
     written = {name for path in _PACKAGE.glob("*/*.py") for name in _KERNEL.findall(path.read_text(encoding="utf-8"))}
     assert launched == written
 

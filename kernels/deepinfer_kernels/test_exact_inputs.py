@@ -1,16 +1,11 @@
 """Where a kernel rounds is where the reference rounds: equal bits on inputs whose sums are exact in any order."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
-import deepinfer_kernels
 from deepinfer_kernels.exact_inputs import PACKED, PLAIN, Case, rounded
 from deepinfer_kernels.exact_inputs_paths import PACKED_PATHS, PLAIN_PATHS
-from deepinfer_kernels.testing import assert_bitwise_equal
+from deepinfer_kernels.testing import assert_bitwise_equal, run_interpreted
 
 CASES: dict[str, Case] = {**PLAIN, **PACKED, **PLAIN_PATHS, **PACKED_PATHS}
 
@@ -25,13 +20,9 @@ def test_exact_inputs_give_the_written_out_bits(name: str, dtype: torch.dtype, d
 
 
 def test_triton_kernels_give_them_in_the_interpreter() -> None:
-    root = Path(deepinfer_kernels.__file__).parents[1]
-    variables = ["TRITON_INTERPRET=1", "CUDA_VISIBLE_DEVICES=", f"PYTHONPATH={root}"]
-    command = ["env", *variables, sys.executable, "-m", "deepinfer_kernels.interpreted_exact"]
-    answer = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert answer.returncode == 0, answer.stderr[-3000:]
-    assert answer.stdout.split() == ["launches", answer.stdout.split()[-1]]
-    assert int(answer.stdout.split()[-1]) >= len(PLAIN)
+    words = run_interpreted("interpreted_exact").split()
+    assert words == ["launches", words[-1]]
+    assert int(words[-1]) >= len(PLAIN)
 
 
 def test_a_case_with_inexact_values_is_refused() -> None:

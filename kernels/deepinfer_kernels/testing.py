@@ -1,5 +1,7 @@
 """Comparisons for tests, and the way to the golden data. Needs pytest only to skip."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -111,3 +113,17 @@ def require_golden(relative: str) -> Path:
     import pytest
 
     raise pytest.skip.Exception(f"golden file {relative} is neither in shared/golden nor in deepinfer_plugin/golden")
+
+
+def run_interpreted(module: str) -> str:
+    """What ``python -m deepinfer_kernels.MODULE`` prints, in a process of its own with Triton's interpreter.
+
+    Raises:
+        AssertionError: it failed; with the end of what it said.
+    """
+    root = Path(__file__).parents[1]
+    variables = ["TRITON_INTERPRET=1", "CUDA_VISIBLE_DEVICES=", f"PYTHONPATH={root}"]
+    command = ["env", *variables, sys.executable, "-m", f"deepinfer_kernels.{module}"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stderr[-3000:]
+    return answer.stdout
