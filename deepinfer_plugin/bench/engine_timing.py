@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 from deepinfer_plugin.bench.cases import DECODE_STEPS, DECODE_WINDOWS, Case, Figures
 
@@ -35,9 +36,10 @@ def fill_packed_weights(model: torch.nn.Module) -> int:
     """
     import torch
 
-    generator = torch.Generator(device=next(model.parameters()).device).manual_seed(WEIGHT_SEED)
+    generator = torch.Generator(device=next(model.parameters()).device)
     filled = 0
     for name, parameter in model.named_parameters():
+        generator.manual_seed(WEIGHT_SEED + crc32(name.encode()))  # ranks that hold the whole tensor hold the same
         if parameter.dtype == torch.float8_e4m3fn:
             codes = parameter.data.view(torch.uint8)
             codes.random_(0, 120, generator=generator)  # magnitudes up to 240, never the code of NaN

@@ -84,6 +84,9 @@ class ExpertExchange:
             [num_rows, top_k, hidden_size / ranks of a replica], dtype of ``out``.
         """
         num_rows, top_k = slots.shape
+        if not self.has_replicas:  # every rank has all rows
+            owner = (slots // len(self.slots)).int()
+            return self._tensor.merge_rows(out.flatten(0, 1), owner.flatten(), is_cut=True).view(num_rows, top_k, -1)
         blocks = out.view(self._replicas.size, -1, top_k, self._tensor.size, out.shape[2] // self._tensor.size)
         parts = blocks.permute(0, 3, 1, 2, 4).flatten(0, 1)  # [ranks, rows of a replica, top_k, columns of a rank]
         found = self._ranks.exchange(parts)[:, :num_rows]

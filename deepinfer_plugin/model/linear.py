@@ -124,8 +124,7 @@ class Embedding(TensorModule):
         if self.ranks.is_alone:
             return functional.embedding(token_ids, self.weight)
         owner, row = token_ids // self.weight.shape[0], token_ids % self.weight.shape[0]
-        found = self.ranks.gather(functional.embedding(row, self.weight))  # [ranks, num_tokens, width]
-        return found[owner.long(), torch.arange(token_ids.shape[0], device=token_ids.device)]
+        return self.ranks.merge_rows(functional.embedding(row, self.weight), owner.int())
 
 
 class RMSNorm(TensorModule):

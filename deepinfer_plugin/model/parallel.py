@@ -50,7 +50,7 @@ class Parallel:
             return cls()
         from vllm.distributed.parallel_state import get_dp_group, get_ep_group, get_tp_group
 
-        tensor = ranks_of(get_tp_group())
+        tensor = ranks_of(get_tp_group(), share_layers=True)
         if not options.enable_expert_parallel:
             return cls(tensor=tensor, experts=tensor)
         experts = ranks_of(get_ep_group())
