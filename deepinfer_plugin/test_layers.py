@@ -81,7 +81,7 @@ def test_functions_end_before_60_lines() -> None:
 
 
 # NCCL reads the environment itself, and this bench times communicators made in two environments.
-SETS_OF_NCCL = ("bench_collectives.py", "test_bench_collectives.py")
+SETS_OF_NCCL = ("exchanges.py", "test_exchanges.py")
 
 
 def test_only_envs_touches_the_environment() -> None:

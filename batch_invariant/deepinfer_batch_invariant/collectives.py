@@ -89,10 +89,8 @@ class Ranks:
         width = x.shape[1] // self.size if is_cut else x.shape[1]
         if self.peers is not None and self.peers.holds(x[:, :width], x.shape[0] * width * x.element_size()):
             return peer_exchange.merge_rows(self.peers, x, owner, is_cut=is_cut)
-        if is_cut:
-            found = self.exchange(x.view(-1, self.size, width).movedim(1, 0))  # [ranks, num_rows, width]
-        else:
-            found = self.gather(x)
+        # [ranks, num_rows, width]
+        found = self.exchange(x.view(-1, self.size, width).movedim(1, 0)) if is_cut else self.gather(x)
         return torch.gather(found, 0, owner.long()[None, :, None].expand(1, *found.shape[1:]))[0]
 
     def exchange(self, x: torch.Tensor) -> torch.Tensor:

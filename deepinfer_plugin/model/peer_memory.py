@@ -144,6 +144,6 @@ def _prove(ranks: Ranks, device: torch.device) -> None:
         ]
         if not all(torch.equal(got, want) for got, want in pairs):
             raise EngineError(
-                f"peer memory: rank {ranks.rank} of {ranks.size} on {device} has other bytes than NCCL after an exchange, "
-                "expected equal ones; check the link between the GPUs (nvidia-smi topo -m, dmesg)"
+                f"peer memory: rank {ranks.rank} of {ranks.size} on {device} has other bytes than NCCL behind an "
+                "exchange, expected equal ones; check the link between the GPUs (nvidia-smi topo -m, dmesg)"
             )

@@ -221,8 +221,8 @@ ROUTE_BLOCK = 1024
 # Blocks of 32 (16) values of one program of the quantisers.
 QUANT_BLOCKS = 64
 
-# Exchanges over peer memory move bytes, so these fix no order. Every launch has so many programs, whatever it moves: each
-# counts its exchanges, and all must agree on the half of the memory. Half of the processors of an H200, so that all run.
+# Exchanges over peer memory move bytes, so these fix no order. Every launch has so many programs, whatever it moves:
+# each counts its exchanges, and all must agree on the half of the memory. Half of the processors of an H200: all run.
 PEER_PROGRAMS = 64
 # Words of one step of a program: two loads of 16 bytes of each of its 256 threads.
 PEER_BLOCK = 2048

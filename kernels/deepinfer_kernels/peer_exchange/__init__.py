@@ -17,7 +17,8 @@ class PeerMemory:
     Attributes:
         rank: this one.
         size: number of ranks.
-        addresses: [size] int64 on the device: where each rank's ``memory_bytes(size, half_bytes)`` begin, zeros at first.
+        addresses: [size] int64 on the device: where the ``memory_bytes(size, half_bytes)`` of each rank begin, zeros at
+            first.
         epochs: [PEER_PROGRAMS] int32 on the device: exchanges that each program has made, zeros at first.
         half_bytes: largest result of an exchange, a multiple of 16.
     """
@@ -101,8 +102,8 @@ def _exchange(
     columns = out.shape[1] if owner is not None else out.shape[1] // peers.size
     if not peers.holds(out[:, :columns], out.nbytes):
         raise UnsupportedError(
-            f"peer exchange: the result has {out.nbytes} bytes and rows of {columns} x {out.element_size()} bytes of each "
-            f"rank, expected whole words of {WORD_BYTES} bytes and at most {peers.half_bytes}; use the process group"
+            f"peer exchange: the result has {out.nbytes} bytes and rows of {columns} x {out.element_size()} bytes of "
+            f"each rank, expected whole words of {WORD_BYTES} bytes and at most {peers.half_bytes}; use the group"
         )
     from deepinfer_kernels.peer_exchange.triton_kernel import peer_exchange_triton
 

@@ -1,14 +1,17 @@
 """Ranks as processes that share memory, each with the exchange kernel in Triton's interpreter.
 
-``TRITON_INTERPRET=1 python -m deepinfer_kernels.peer_exchange.interpreted_ranks`` prints ``exact`` for exchanges in turn
-and how many words differ where a rank does not wait for the others.
+``TRITON_INTERPRET=1 python -m deepinfer_kernels.peer_exchange.interpreted_ranks`` prints ``exact`` for exchanges in
+turn, and how many values differ where a rank does not wait for the others.
 """
+
+# mypy: allow-untyped-calls
+# ruff: noqa: T201
 
 import time
 from unittest.mock import patch
 
 import torch
-from torch import multiprocessing
+from torch.multiprocessing.spawn import spawn
 
 from deepinfer_kernels import tiling
 from deepinfer_kernels.peer_exchange import PeerMemory, gather_columns, memory_bytes, merge_rows
@@ -74,7 +77,7 @@ def main() -> None:
     memory[:, words:] = GUARD
     memory.share_memory_()
     found = torch.full((SIZE, 2), -1).share_memory_()
-    multiprocessing.spawn(_rank, (memory, found), nprocs=SIZE)  # type: ignore[no-untyped-call]
+    spawn(_rank, (memory, found), nprocs=SIZE)
     assert bool((memory[:, words:] == GUARD).all()), "a rank wrote behind the memory"
     print("exact" if not found[:, 0].any() else f"{found[:, 0].tolist()} values differ")
     print(int(found[0, 1]))

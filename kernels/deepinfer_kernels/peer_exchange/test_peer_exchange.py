@@ -52,7 +52,7 @@ def test_memory_holds_flags_and_two_halves() -> None:
 
 def test_what_cannot_be_exchanged_is_refused() -> None:
     x, owner = torch.zeros(4, 6), torch.zeros(4, dtype=torch.int32)
-    with pytest.raises(UnsupportedError, match="the result has 192 bytes .* at most 64; use the process group"):
+    with pytest.raises(UnsupportedError, match=r"the result has 192 bytes .* at most 64; use the group"):
         gather_columns(peers(half_bytes=64), x)
     with pytest.raises(UnsupportedError, match="rows of 3 x 2 bytes of each rank, expected whole words"):
         gather_columns(peers(), torch.zeros(4, 3, dtype=torch.bfloat16))

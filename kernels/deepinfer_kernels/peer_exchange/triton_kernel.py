@@ -2,8 +2,8 @@
 
 Program i of a rank moves the same words as program i of every other, so only these wait for each other. Each writes its
 words to the others, raises its flag there, waits for theirs, and copies what has come. Words land in one of two halves
-of the memory by the parity of the exchange: a rank that is an exchange ahead writes where nobody reads, and it cannot be
-two ahead, because it waits for a flag that a slower rank raises behind the reads of its exchange before.
+of the memory by the parity of the exchange: a rank that is one exchange ahead writes where nobody reads, and it cannot
+be two ahead, because it waits for a flag that a slower rank raises behind the reads of its exchange before.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
