@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 
+from deepinfer_plugin.engine_child.plan import ACTED
+
 if TYPE_CHECKING or not current_platform.is_cuda():
     from deepinfer_plugin.worker.cpu_worker import DeepInferCpuWorker as OwnWorker
 else:
     from deepinfer_plugin.worker.cuda_worker import DeepInferCudaWorker as OwnWorker
 
 logger = init_logger(f"vllm.{__name__}")
-ACTED = "planted fault acts: "
 
 
 class FaultyWorker(OwnWorker):
@@ -35,4 +36,4 @@ class FaultyWorker(OwnWorker):
     @classmethod
     def acts(cls) -> None:
         """Say, once, that the fault has changed something."""
-        logger.info_once("%s%s", ACTED, cls.__name__)
+        logger.info_once("%s%s", ACTED, cls.__name__, scope="process")  # the default is silent on all ranks but one

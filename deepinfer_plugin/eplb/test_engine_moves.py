@@ -13,7 +13,7 @@ import torch
 from deepinfer_kernels.testing import assert_bitwise_equal
 from deepinfer_plugin.conftest import CheckpointFixture
 from deepinfer_plugin.engine_child.gpus import lack_for, serving_gpus
-from deepinfer_plugin.engine_child.plan import Action, EngineRun, Request
+from deepinfer_plugin.engine_child.plan import ACTED, Action, EngineRun, Request
 from deepinfer_plugin.engine_child.run import RunResult, run_engines
 from deepinfer_plugin.settings import Arithmetic
 
@@ -107,8 +107,6 @@ def test_moved_experts_change_no_bit_in_captured_graphs(policy: str, found_in_gr
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_of_moving_is_caught(fault: str, found: Found) -> None:
-    from deepinfer_plugin.engine_child.faulty_worker import ACTED
-
     results, log = found
     assert f"{ACTED}{fault}" in log, "the fault did not act"
     pairs = [(results["still"].requests[one.name].rows, results[fault].requests[one.name].rows) for one in REQUESTS]

@@ -155,13 +155,13 @@ def test_gpus_are_named_as_the_user_lists_them(
     monkeypatch: pytest.MonkeyPatch, visible: str | None, found: tuple[str, ...]
 ) -> None:
     monkeypatch.setattr(detect, "_count_nvidia", lambda: 3)
-    monkeypatch.setattr(detect.envs, "cuda_visible_devices", lambda: visible)
+    monkeypatch.setattr(envs, "cuda_visible_devices", lambda: visible)
     assert detect.visible_gpus() == found
 
 
 def test_a_list_names_no_gpus_where_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(detect, "_count_nvidia", lambda: 0)
-    monkeypatch.setattr(detect.envs, "cuda_visible_devices", lambda: "GPU-5a,0")
+    monkeypatch.setattr(envs, "cuda_visible_devices", lambda: "GPU-5a,0")
     assert detect.visible_gpus() == ()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from typing import Any
 from unittest.mock import Mock
 
@@ -23,7 +24,7 @@ def started(monkeypatch: pytest.MonkeyPatch, device: str, count: int, gpus: tupl
 
     monkeypatch.setenv(VISIBLE, "as it was")
     monkeypatch.setattr(engine, "visible_gpus", lambda: gpus)
-    monkeypatch.setattr(engine.subprocess, "Popen", start)
+    monkeypatch.setattr(subprocess, "Popen", start)
     with Children(device, count) as children:
         children.start([])
     return found

@@ -16,11 +16,13 @@ from deepinfer_plugin.settings import Arithmetic
 TENSOR, EXPERTS = "--tensor-parallel-size=2", "--enable-expert-parallel"
 NUM_ALL = len(BY_NAME) - 1  # restart is about processes
 S32, REF = (Arithmetic.S32, "alone s32"), (Arithmetic.REF, "alone")
-CPU = {
+Described = dict[str, tuple[tuple[Arithmetic, str], tuple[str, ...], int]]
+"""By label: arithmetic and what its rows are compared with, flags, number of relations."""
+CPU: dict[str, Described] = {
     "quick": {"ranks 2": (S32, (TENSOR, EXPERTS), 1)},
     "full": {"ranks 2": (S32, (TENSOR, EXPERTS), NUM_ALL), "ranks 2 tensor": (S32, (TENSOR,), 4)},
 }
-CUDA = {
+CUDA: dict[str, Described] = {
     "quick": {**CPU["quick"], "ranks 2 ref": (REF, (TENSOR, EXPERTS), 1)},
     "full": {
         **CPU["full"],
@@ -35,7 +37,7 @@ def of_ranks(device: str, depth: str, num_gpus: int) -> list[Configuration]:
     return [item for item in found if item.label.startswith("ranks")]
 
 
-def described(found: list[Configuration]) -> dict[str, object]:
+def described(found: list[Configuration]) -> Described:
     return {
         item.label: ((item.setting.arithmetic, item.alone_name), item.setting.flags, len(item.relations))
         for item in found
