@@ -1,4 +1,4 @@
-"""Two, four and eight ranks over gloo answer with the bits of one; four ranks in two replicas, too."""
+"""Two, four and eight ranks answer with the bits of one; four ranks in two replicas, too."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from deepinfer_plugin.engine_child.gpus import lack_for
 from deepinfer_plugin.engine_child.plan import Action, EngineRun, Request
 from deepinfer_plugin.engine_child.run import RunResult, run_engines
 from deepinfer_plugin.settings import Arithmetic
 from deepinfer_plugin.test_engine_replicas import free_port
 
 FLAGS = ("--max-num-seqs=4", "--max-num-batched-tokens=24", "--kv-cache-memory-bytes=33554432")
+REPLICA = ("--tensor-parallel-size=2", "--no-async-scheduling")  # as in test_engine_replicas
 EXPERTS = "--enable-expert-parallel"
 RANKS = {
     "tensor 2": ("--tensor-parallel-size=2",),
@@ -57,6 +59,8 @@ def model(request: pytest.FixtureRequest, checkpoint: Callable[..., Path]) -> Pa
 @pytest.mark.slow
 @pytest.mark.parametrize("arithmetic", [Arithmetic.S32, Arithmetic.REF])
 def test_any_number_of_ranks_has_the_bits_of_one(arithmetic: Arithmetic, model: Path, tmp_path: Path) -> None:
+    if lack := lack_for(8):
+        pytest.skip(lack)
     engines = [engine("one", model, arithmetic)]
     engines += [engine(name, model, arithmetic, *flags) for name, flags in RANKS.items()]
     results = run_engines(engines, tmp_path)
@@ -70,10 +74,12 @@ def test_any_number_of_ranks_has_the_bits_of_one(arithmetic: Arithmetic, model: 
 
 @pytest.mark.slow
 def test_two_replicas_of_two_ranks_have_the_bits_of_one(model: Path, tmp_path: Path) -> None:
+    if lack := lack_for(4):
+        pytest.skip(lack)
     port = str(free_port())
     runs = [engine("one", model, Arithmetic.S32)]
     for rank in range(2):
-        run = engine(f"replica {rank}", model, Arithmetic.S32, "--tensor-parallel-size=2", EXPERTS)
+        run = engine(f"replica {rank}", model, Arithmetic.S32, *REPLICA, EXPERTS)
         variables = {
             "VLLM_DP_SIZE": "2",
             "VLLM_DP_RANK": str(rank),

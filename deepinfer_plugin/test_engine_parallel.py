@@ -1,4 +1,7 @@
-"""Two ranks over gloo answer with the bits of one: heads, columns and vocabulary shared; experts with and without."""
+"""Two ranks answer with the bits of one: heads, columns and vocabulary shared; experts with and without.
+
+They exchange rows over gloo on the CPU, and over NCCL on two GPUs, where ``ref`` decodes in captured graphs.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from deepinfer_kernels.testing import assert_bitwise_equal
+from deepinfer_plugin.engine_child.gpus import lack_for
 from deepinfer_plugin.engine_child.plan import Action, EngineRun, Request
 from deepinfer_plugin.engine_child.run import RunResult, run_engines
 from deepinfer_plugin.settings import Arithmetic
@@ -39,6 +43,8 @@ def plan(name: str, model: Path, arithmetic: Arithmetic, flags: tuple[str, ...])
 @pytest.fixture(scope="module")
 def runs(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunResult]:
     """Every engine, one after another: two ranks are two processes."""
+    if lack := lack_for(2):
+        pytest.skip(lack)
     folder, model = tmp_path_factory.mktemp("parallel"), checkpoint("nano", 0)
     engines = [plan("alone", model, arithmetic, ()) for arithmetic in ARITHMETICS]
     engines += [plan(name, model, arithmetic, flags) for name, flags in RANKS.items() for arithmetic in ARITHMETICS]

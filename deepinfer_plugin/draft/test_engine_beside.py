@@ -12,6 +12,7 @@ import torch
 
 from deepinfer_kernels.testing import assert_bitwise_equal
 from deepinfer_plugin.conftest import CheckpointFixture
+from deepinfer_plugin.engine_child.gpus import lack_for
 from deepinfer_plugin.engine_child.plan import Action, EngineRun, Request
 from deepinfer_plugin.engine_child.run import RunResult, run_engines
 from deepinfer_plugin.replay.settings import MODE_VARIABLE
@@ -75,6 +76,8 @@ def _again(request: Request) -> Request:
 @pytest.fixture(scope="module")
 def results(checkpoint: CheckpointFixture, tmp_path_factory: pytest.TempPathFactory) -> Results:
     """All engines; two ranks are two processes."""
+    if lack := lack_for(2):
+        pytest.skip(lack)
     model, folder = checkpoint("nano", 0, drafts_agree=True), tmp_path_factory.mktemp("beside")
     runs = [_run("off", model), _run("drafts", model, DRAFTS)]
     runs.append(_run("two ranks", model, DRAFTS, "--tensor-parallel-size=2"))

@@ -10,6 +10,7 @@ from deepinfer_plugin.errors import InputError
 from deepinfer_plugin.settings import Arithmetic
 
 KNOW_ANSWERS = ("right", "partly", "systematic", "wrong")  # drafters that follow answers of engines before them
+ACTED = "planted fault acts: "  # in the log, in front of the name of a worker class of faults
 FACTS_KEY = "facts"  # of the metadata of the results file: RunFacts by engine, as JSON
 
 

@@ -16,6 +16,7 @@ import torch
 from safetensors import safe_open
 
 from deepinfer_plugin import envs
+from deepinfer_plugin.engine_child.gpus import serving_gpus, worker_start
 from deepinfer_plugin.engine_child.plan import (
     FACTS_KEY,
     EngineRun,
@@ -76,7 +77,7 @@ class _Child:
             {
                 "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
                 "OMP_NUM_THREADS": "1",
-                envs.WORKER_START_SWITCH: "fork",  # workers of several ranks share what the child has imported
+                envs.WORKER_START_SWITCH: worker_start("cuda" if serving_gpus() else "cpu"),
             }
         )
         with open(self._log, "wb") as log:

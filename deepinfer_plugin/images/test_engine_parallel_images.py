@@ -1,4 +1,4 @@
-"""Images on two ranks over gloo have the bits of one, also where a span is cut by a chunk or by a hit."""
+"""Images on two ranks have the bits of one, also where a span is cut by a chunk or by a hit."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from deepinfer_kernels.testing import assert_bitwise_equal
 from deepinfer_plugin.conftest import CheckpointFixture
+from deepinfer_plugin.engine_child.gpus import lack_for
 from deepinfer_plugin.engine_child.plan import Action, EngineRun, Request
 from deepinfer_plugin.engine_child.run import RunResult, run_engines
 from deepinfer_plugin.replay.settings import ENCODER_VARIABLE, KEEP_VARIABLE, MODE_VARIABLE
@@ -48,6 +49,8 @@ def _engine(name: str, model: Path, *flags: str) -> EngineRun:
 @pytest.fixture(scope="module")
 def results(checkpoint: CheckpointFixture, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, RunResult]:
     """One rank, then two, which are two processes."""
+    if lack := lack_for(2):
+        pytest.skip(lack)
     folder, model = tmp_path_factory.mktemp("ranks"), checkpoint("nano", 0)
     found = run_engines([_engine("one", model), _engine("two", model, "--tensor-parallel-size=2")], folder)
     log = (folder / "child-0" / "child.log").read_text(encoding="utf-8")

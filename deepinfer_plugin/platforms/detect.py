@@ -6,6 +6,7 @@ Loads neither torch nor vLLM and initialises no device.
 from __future__ import annotations
 
 import ctypes
+import itertools
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 
@@ -63,6 +64,19 @@ def find_machine() -> Machine:
         other_platforms=others,
         ascend=AscendStack.of_host(is_active=ASCEND_PLUGIN in others),
     )
+
+
+def visible_gpus() -> tuple[str, ...]:
+    """The NVIDIA devices that this process may use, named as CUDA_VISIBLE_DEVICES names them: numbers or UUIDs.
+
+    As CUDA reads it, the list ends in front of the first entry that is no device.
+    """
+    numbers = [str(number) for number in range(_count_nvidia())]
+    visible = envs.cuda_visible_devices()
+    if visible is None or not numbers:
+        return tuple(numbers)
+    entries = [entry.strip() for entry in visible.split(",")]
+    return tuple(itertools.takewhile(lambda entry: entry in numbers or entry.startswith(("GPU-", "MIG-")), entries))
 
 
 def decide(accelerator: Accelerator, machine: Machine) -> Decision:

@@ -138,6 +138,33 @@ def test_hidden_gpus_do_not_count(monkeypatch: pytest.MonkeyPatch, visible: str 
     assert detect.find_machine() == Machine(num_nvidia=num_nvidia, other_platforms=())
 
 
+@pytest.mark.parametrize(
+    ("visible", "found"),
+    [
+        (None, ("0", "1", "2")),
+        ("", ()),
+        ("-1", ()),
+        ("2", ("2",)),
+        ("2, 0", ("2", "0")),
+        ("1,3,0", ("1",)),
+        ("0,-1,1", ("0",)),
+        ("GPU-5a,GPU-77", ("GPU-5a", "GPU-77")),
+    ],
+)
+def test_gpus_are_named_as_the_user_lists_them(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, found: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(detect, "_count_nvidia", lambda: 3)
+    monkeypatch.setattr(envs, "cuda_visible_devices", lambda: visible)
+    assert detect.visible_gpus() == found
+
+
+def test_a_list_names_no_gpus_where_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(detect, "_count_nvidia", lambda: 0)
+    monkeypatch.setattr(envs, "cuda_visible_devices", lambda: "GPU-5a,0")
+    assert detect.visible_gpus() == ()
+
+
 def foreign_module() -> ModuleType:
     """A module of another package: one plugin that claims the host, one that does not, one that fails."""
 

@@ -29,6 +29,7 @@ class Configuration:
         relations: tried in it.
         required: least counts of mechanisms that every relation needs here, beside its own.
         base: the configuration in which the probes run alone; None: this one.
+        not_applicable: why nothing can be tried in it on this machine; empty where it can.
     """
 
     label: str
@@ -37,6 +38,7 @@ class Configuration:
     relations: tuple[Relation, ...]
     required: Mapping[str, int] = field(default_factory=dict)
     base: Configuration | None = None
+    not_applicable: str = ""
 
     @property
     def alone_name(self) -> str:
@@ -70,6 +72,8 @@ class Case:
     @property
     def not_applicable(self) -> str:
         """Why it cannot be tried on the device; empty where it can."""
+        if self.configuration.not_applicable:
+            return self.configuration.not_applicable
         setting = self.configuration.setting
         if CAPTURED_SIZES in self.required and setting.arithmetic is not Arithmetic.REF:
             return f"{setting.arithmetic.value} runs without graphs: its plain products ask the device for sizes"

@@ -45,7 +45,7 @@ QUICK_REPLAY: Mapping[tuple[str, Arithmetic], tuple[str, ...]] = {
 }
 
 
-def configurations(first: Setting, sizes: Sizes, depth: str, seed: int) -> list[Configuration]:
+def configurations(first: Setting, sizes: Sizes, depth: str, seed: int, num_gpus: int = 0) -> list[Configuration]:
     """All configurations of a depth.
 
     Args:
@@ -53,6 +53,7 @@ def configurations(first: Setting, sizes: Sizes, depth: str, seed: int) -> list[
         sizes: of its checkpoint.
         depth: ``quick`` or ``full``.
         seed: of the workload.
+        num_gpus: that this process may use; without meaning on the CPU.
     """
     build = Workload.build if depth == "quick" else Workload.build_full
     workload = build(sizes, seed)
@@ -60,7 +61,7 @@ def configurations(first: Setting, sizes: Sizes, depth: str, seed: int) -> list[
     found = [Configuration(label="", setting=first, workload=workload, relations=RELATIONS)]
     in_s32 = RELATIONS if depth == "full" else _relations(SENSITIVE)
     found.append(Configuration(label="s32", setting=s32, workload=workload, relations=in_s32))
-    found += rank_configurations(found[-1], depth)
+    found += rank_configurations(found[1], found[0], depth, num_gpus)
     if depth == "full":
         found += _ahead(found[0])
         found.append(Configuration(label="q32", setting=q32, workload=workload, relations=RELATIONS))

@@ -12,6 +12,7 @@ from deepinfer_determinism.engine import Children
 from deepinfer_determinism.harness import NUM_CHILDREN, Harness, Options
 from deepinfer_determinism.results import write_result
 from deepinfer_determinism.session import Plan, make_plan
+from deepinfer_plugin.platforms.detect import visible_gpus
 
 PLAN = pytest.StashKey[Plan]()
 HARNESS = pytest.StashKey[Harness]()
@@ -26,6 +27,7 @@ def _options(config: pytest.Config) -> Options:
         depth=config.getoption("--depth"),
         workload_seed=config.getoption("--workload-seed"),
         schedules=config.getoption("--schedules"),
+        num_gpus=len(visible_gpus()),
     )
 
 

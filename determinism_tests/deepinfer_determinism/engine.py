@@ -20,9 +20,11 @@ from safetensors import safe_open
 from deepinfer_determinism.child import CPU_KEY, ENGINE_KEY, REACHED_KEY, claim_path, result_path
 from deepinfer_determinism.schedule import SMALL_CHECKPOINTS, Schedule, plan_to_json
 from deepinfer_plugin import envs
+from deepinfer_plugin.engine_child.gpus import rotated, worker_start
 from deepinfer_plugin.engine_child.plan import FACTS_KEY, RunFacts, facts_from_json
 from deepinfer_plugin.engine_child.run import RequestResult
 from deepinfer_plugin.errors import EngineError, InputError
+from deepinfer_plugin.platforms.detect import visible_gpus
 
 TAIL_LINES = 30
 POLL_S = 0.05
@@ -57,6 +59,8 @@ class ScheduleResult:
 class Children:
     """Child processes that work through the same plans; leaving the context stops them.
 
+    On several GPUs each begins at another one, which its engines of one rank use.
+
     Args:
         device: ``cpu`` or ``cuda``.
         count: processes; they start with the first plan.
@@ -64,6 +68,7 @@ class Children:
 
     def __init__(self, device: str = "cpu", count: int = 1) -> None:
         self._device, self._count = device, count
+        self._gpus = visible_gpus() if device == "cuda" else ()
         self._temporary = tempfile.TemporaryDirectory(prefix="deepinfer-determinism-")
         self._children: list[_Child] = []
         self._num_plans = 0
@@ -87,7 +92,8 @@ class Children:
         """
         root = Path(self._temporary.name)
         while len(self._children) < self._count:
-            self._children.append(_Child(root / f"child-{len(self._children)}.log", self._device))
+            number = len(self._children)
+            self._children.append(_Child(root / f"child-{number}.log", self._device, rotated(self._gpus, number)))
         self._num_plans += 1
         folder = root / str(self._num_plans)
         folder.mkdir()
@@ -149,11 +155,12 @@ def run_schedules(schedules: Sequence[Schedule], device: str = "cpu") -> dict[st
 
 
 class _Child:
-    def __init__(self, log: Path, device: str) -> None:
+    def __init__(self, log: Path, device: str, gpus: Mapping[str, str]) -> None:
         variables = {
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "OMP_NUM_THREADS": "1",
-            envs.WORKER_START_SWITCH: "fork",  # workers of several ranks share what the child has imported
+            envs.WORKER_START_SWITCH: worker_start(device),
+            **gpus,
         }
         if device == "cpu":
             variables["DEEPINFER_ACCELERATOR"] = "cpu"

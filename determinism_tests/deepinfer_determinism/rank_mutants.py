@@ -1,7 +1,6 @@
 """Planted faults of the ranks: workers that take sums by the number of ranks, or what ranks own as it arrives.
 
-A rank is a process of its own, so a fault is a worker class (``--worker-cls``). It is planted when the start-up proof
-has passed, and the log says when it first acts.
+Each is a worker class, see ``FaultyWorker``.
 """
 
 from __future__ import annotations
@@ -10,35 +9,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from vllm.logger import init_logger
 
 from deepinfer_batch_invariant.collectives import Ranks
 from deepinfer_plugin.draft.drafter import DSparkV41DraftModel
+from deepinfer_plugin.engine_child.faulty_worker import FaultyWorker
 from deepinfer_plugin.model import attention, moe
-from deepinfer_plugin.worker.cpu_worker import DeepInferCpuWorker
-
-logger = init_logger(f"vllm.{__name__}")
-ACTED = "planted fault acts: "
 
 Function = Callable[..., Any]
-
-
-class FaultyWorker(DeepInferCpuWorker):
-    """Plants the fault of its subclass once the engine is proven."""
-
-    def compile_or_warm_up_model(self) -> Any:
-        """vLLM's last call before the first request."""
-        result = super().compile_or_warm_up_model()
-        self.plant()
-        return result
-
-    def plant(self) -> None:
-        """Change the code of this process."""
-        raise NotImplementedError
-
-    def acts(self) -> None:
-        """Say, once, that the fault has changed something."""
-        logger.info_once("%s%s", ACTED, type(self).__name__)
 
 
 class SumCutByRanks(FaultyWorker):

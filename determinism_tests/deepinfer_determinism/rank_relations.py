@@ -1,6 +1,7 @@
 """Configurations of several ranks: the same changes to a schedule, in engines of two processes that share the model.
 
-What they are compared with is one rank that has each probe alone. Loads neither torch nor vLLM.
+What they are compared with is one rank that has each probe alone. On GPUs the served arithmetic is tried as well: it
+decodes in captured graphs, exchanges of ranks included, and fp32 rows cannot. Loads neither torch nor vLLM.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from deepinfer_determinism.cases import Configuration
-from deepinfer_determinism.engine_facts import RANKS
+from deepinfer_determinism.engine_facts import CAPTURED_SIZES, RANKS
 from deepinfer_determinism.relations import BY_NAME
+from deepinfer_plugin.engine_child.gpus import lack_of_gpus
 
+NUM_RANKS = 2
 TENSOR, EXPERTS = "--tensor-parallel-size=2", "--enable-expert-parallel"
 QUICK = ("arrival",)  # a step of two ranks costs two processes: one case, of the cheapest relation with chunks
 WITHOUT_RANKS = ("restart",)  # it is about processes
@@ -21,23 +24,31 @@ FULL: Mapping[str, tuple[tuple[str, ...], Sequence[str]]] = {
 }
 
 
-def rank_configurations(base: Configuration, depth: str) -> list[Configuration]:
-    """All configurations of several ranks of a depth; none where a device would be needed for each.
+def rank_configurations(s32: Configuration, ref: Configuration, depth: str, num_gpus: int) -> list[Configuration]:
+    """All configurations of several ranks of a depth; on too few GPUs each says that it cannot be tried there.
 
     Args:
-        base: of one rank, in an arithmetic that shows the order of sums.
+        s32: of one rank, in an arithmetic that shows the order of sums.
+        ref: of one rank, in the served arithmetic.
         depth: ``quick`` or ``full``.
+        num_gpus: that this process may use; without meaning on the CPU.
     """
-    if base.setting.device != "cpu":
-        return []
+    found = _of_base(s32, depth, required={RANKS: NUM_RANKS})
+    if s32.setting.device == "cpu":
+        return found
+    found += _of_base(ref, depth, suffix=" ref", required={RANKS: NUM_RANKS, CAPTURED_SIZES: 1})
+    return [replace(item, not_applicable=lack_of_gpus(NUM_RANKS, num_gpus)) for item in found]
+
+
+def _of_base(base: Configuration, depth: str, *, required: Mapping[str, int], suffix: str = "") -> list[Configuration]:
     table = FULL if depth == "full" else {"ranks 2": (FULL["ranks 2"][0], QUICK)}
     return [
         Configuration(
-            label=label,
+            label=label + suffix,
             setting=replace(base.setting, flags=(*base.setting.flags, *flags)),
             workload=base.workload,
             relations=tuple(BY_NAME[name] for name in names),
-            required={RANKS: 2},
+            required=required,
             base=base,
         )
         for label, (flags, names) in table.items()

@@ -75,8 +75,6 @@ def test_two_ranks_are_compared_with_one_in_every_set() -> None:
         assert all(item.alone_name == "alone s32" for item in found)
         assert sum(len(item.relations) for item in found) >= least
         assert all("--tensor-parallel-size=2" in item.setting.flags and item.required for item in found)
-    on_gpu = configurations(Setting(device="cuda"), SIZES, "full", 3)
-    assert not [item for item in on_gpu if item.label.startswith("ranks")]
 
 
 def test_the_full_workload_repeats_and_holds_the_quick_one() -> None:

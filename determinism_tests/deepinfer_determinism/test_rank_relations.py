@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from deepinfer_plugin.engine_child.plan import Action, EngineRun, Request
+from deepinfer_plugin.engine_child.gpus import lack_for
+from deepinfer_plugin.engine_child.plan import ACTED, Action, EngineRun, Request
 from deepinfer_plugin.engine_child.run import RunResult, run_engines
 from deepinfer_plugin.reference.tiny import write_checkpoint
 from deepinfer_plugin.settings import Arithmetic
@@ -44,6 +45,8 @@ def found(depth: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[st
     """Results by engine, and the log of all of them."""
     if depth != "full":
         pytest.skip("six engines, five of two processes: part of --depth full")
+    if lack := lack_for(2):
+        pytest.skip(lack)
     folder = tmp_path_factory.mktemp("ranks")
     model = folder / "nano"
     write_checkpoint("nano", 0, model)
@@ -68,8 +71,6 @@ def test_two_ranks_with_drafts_have_the_rows_of_one_without(found: tuple[dict[st
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_of_the_ranks_is_caught(name: str, found: tuple[dict[str, RunResult], str]) -> None:
-    from deepinfer_determinism.rank_mutants import ACTED
-
     results, log = found
     assert f"{ACTED}{name}" in log, "the fault did not act"
     assert differing_rows(results["one"], results[name]) > 0
