@@ -126,14 +126,11 @@ def measure(rows: tuple[int, ...] = ROWS, repeats: int = 50) -> list[dict[str, o
         for count in rows:
             x = torch.ones(count, COLUMNS, dtype=torch.bfloat16, device=device)
             owner = (torch.arange(count, device=device) % distributed.get_world_size()).int()
-            runs = {
-                "gather_columns": lambda ranks, x=x: ranks.gather_columns(x),
-                "merge_rows": lambda ranks, x=x, owner=owner: ranks.merge_rows(x, owner, is_cut=True),
-            }
-            for name, run in runs.items():
-                times = {
-                    f"{way}_us": round(_time_us(partial(run, ranks), device, repeats), 1) for way, ranks in ways.items()
-                }
+            for name, options in (("gather_columns", {}), ("merge_rows", {"owner": owner, "is_cut": True})):
+                times = {}
+                for way, ranks in ways.items():
+                    run = partial(getattr(ranks, name), x, **options)
+                    times[f"{way}_us"] = round(_time_us(run, device, repeats), 1)
                 found.append({"exchange": name, "rows": count, **times})
     return found
 

@@ -42,6 +42,7 @@ from deepinfer_kernels.moe_gate.triton_kernel import moe_gate_triton
 from deepinfer_kernels.mxfp4_quant.triton_kernel import mxfp4_fake_quant_triton, mxfp4_quant_triton
 from deepinfer_kernels.mxfp8_quant.triton_kernel import mxfp8_fake_quant_triton, mxfp8_quant_triton
 from deepinfer_kernels.nvfp4_quant.triton_kernel import nvfp4_fake_quant_triton, nvfp4_quant_triton
+from deepinfer_kernels.peer_exchange import PeerMemory, gather_columns, merge_rows
 from deepinfer_kernels.restrict_logits.rows_kernel import restrict_rows_triton
 from deepinfer_kernels.restrict_logits.triton_kernel import restrict_few_rows_triton
 from deepinfer_kernels.rms_norm.triton_kernel import rms_norm_triton
@@ -177,6 +178,22 @@ def _restrictions() -> None:
             sum_smaller_probs_triton(logits, torch.full((3,), vocab_size - 1))
 
 
+def _exchanges() -> None:
+    """A rank without others: its memory is no argument. ``peer_exchange.interpreted_ranks`` guards that of two."""
+    peers = PeerMemory(
+        rank=0,
+        size=1,
+        addresses=torch.zeros(1, dtype=torch.int64),
+        epochs=torch.zeros(tiling.PEER_PROGRAMS, dtype=torch.int32),
+        half_bytes=1 << 20,
+    )
+    for num_rows, columns in product((1, 3, 33), (2, 34, 4096)):
+        x = torch.zeros(num_rows, columns, dtype=_BF16)
+        gather_columns(peers, x)
+        for is_cut in (False, True):
+            merge_rows(peers, x, torch.zeros(num_rows, dtype=torch.int32), is_cut=is_cut)
+
+
 LAYOUTS: tuple[Callable[[], None], ...] = (
     _products,
     _fused_products,
@@ -186,6 +203,7 @@ LAYOUTS: tuple[Callable[[], None], ...] = (
     _ngrams,
     _draws,
     _restrictions,
+    _exchanges,
 )
 
 
