@@ -79,11 +79,11 @@ def mover(monkeypatch: pytest.MonkeyPatch) -> Any:
     found.transfers = []
 
     def transfer(old: torch.Tensor, new: torch.Tensor, *rest: Any) -> None:
-        maps = placement.slots(torch.arange(4)[None])[0].tolist()
+        maps = placement.table[:, 0].tolist()
         found.transfers.append((old[0].tolist(), new[0].tolist(), maps))
 
     monkeypatch.setattr(balancer, "rearrange_expert_weights_inplace", transfer)
-    found.maps = lambda: placement.slots(torch.arange(4)[None])[0].tolist()
+    found.maps = lambda: placement.table[:, 0].tolist()
     return found
 
 

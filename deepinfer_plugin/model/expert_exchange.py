@@ -11,6 +11,7 @@ import torch
 from torch.nn.functional import pad
 from vllm.forward_context import get_forward_context
 
+from deepinfer_kernels.expert_places import expert_places
 from deepinfer_plugin.model.context import BuildContext
 from deepinfer_plugin.model.placement import Placement
 from deepinfer_plugin.model.shares import own_slots
@@ -20,14 +21,14 @@ from deepinfer_plugin.model.shares import own_slots
 class Routed:
     """Rows and their experts. ``topk_idx`` counts the experts of this rank; -1: the expert is on another one.
 
-    x: [num_rows, hidden_size]; topk_idx, topk_weights: [num_rows, top_k]. ``slots`` are the places of the experts among
-    those of all ranks, for the rows that were given, [num_given_rows, top_k] int64.
+    x: [num_rows, hidden_size]; topk_idx, topk_weights: [num_rows, top_k]. ``owner`` is the rank of every expert of the
+    rows that were given, [num_given_rows, top_k] int32.
     """
 
     x: torch.Tensor
     topk_idx: torch.Tensor
     topk_weights: torch.Tensor
-    slots: torch.Tensor
+    owner: torch.Tensor
 
 
 class ExpertExchange:
@@ -61,37 +62,40 @@ class ExpertExchange:
             topk_idx: [num_rows, top_k] int32 expert ids.
             topk_weights: [num_rows, top_k] fp32.
         """
-        slots = topk_idx.long() if self.placement is None else self.placement.slots(topk_idx)
-        if self._load is not None:
-            self._load.add(self._layer, slots)
-        sent = topk_idx if self.placement is None else slots.int()
+        placement, load = self.placement, self._load
+        slots, here, owner = expert_places(
+            topk_idx,
+            slots_per_rank=len(self.slots),
+            rank=self._ranks.rank,
+            table=None if placement is None else placement.table,
+            num_replicas=None if placement is None else placement.num_replicas,
+            is_real=None if load is None else load.is_real,
+            counts=None if load is None else load.counts[self._layer],
+        )
         if self.has_replicas:
-            x, sent, topk_weights = (
-                self._from_replicas(rows, filling) for rows, filling in ((x, 0.0), (sent, -1), (topk_weights, 0.0))
+            x, slots, topk_weights = (
+                self._from_replicas(rows, filling) for rows, filling in ((x, 0.0), (slots, -1), (topk_weights, 0.0))
             )
-        here = sent - self.slots.start
-        is_here = (here >= 0) & (here < len(self.slots))
-        return Routed(x=x, topk_idx=torch.where(is_here, here, -1), topk_weights=topk_weights, slots=slots)
+            _, here, _ = expert_places(slots, slots_per_rank=len(self.slots), rank=self._ranks.rank)
+        return Routed(x=x, topk_idx=here, topk_weights=topk_weights, owner=owner)
 
-    def fetch(self, out: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    def fetch(self, out: torch.Tensor, owner: torch.Tensor) -> torch.Tensor:
         """All slots of this replica's rows, in this rank's columns.
 
         Args:
             out: [rows of all replicas, top_k, hidden_size], results of this rank's experts.
-            slots: [num_rows, top_k] int64, as ``send`` chose them.
+            owner: [num_rows, top_k] int32, the ranks that ``send`` found.
 
         Returns:
             [num_rows, top_k, hidden_size / ranks of a replica], dtype of ``out``.
         """
-        num_rows, top_k = slots.shape
+        num_rows, top_k = owner.shape
         if not self.has_replicas:  # every rank has all rows
-            owner = (slots // len(self.slots)).int()
             return self._tensor.merge_rows(out.flatten(0, 1), owner.flatten(), is_cut=True).view(num_rows, top_k, -1)
         blocks = out.view(self._replicas.size, -1, top_k, self._tensor.size, out.shape[2] // self._tensor.size)
         parts = blocks.permute(0, 3, 1, 2, 4).flatten(0, 1)  # [ranks, rows of a replica, top_k, columns of a rank]
         found = self._ranks.exchange(parts)[:, :num_rows]
-        owner = (slots // len(self.slots))[None, :, :, None]
-        return torch.gather(found, 0, owner.expand(1, *found.shape[1:]))[0]
+        return torch.gather(found, 0, owner.long()[None, :, :, None].expand(1, *found.shape[1:]))[0]
 
     def _from_replicas(self, rows: torch.Tensor, filling: float) -> torch.Tensor:
         """[num_rows, n] of every replica -> [replicas * rows of the longest, n].

@@ -101,7 +101,7 @@ class MoE(TensorModule):
             return experts_output(routed, shared, streams, mix.post, mix.comb)
         sent = self.exchange.send(x, topk_idx, topk_weights)
         rows = None if self.exchange.has_replicas else given.expert_rows
-        routed = self.exchange.fetch(self._routed(sent.x, sent.topk_idx, sent.topk_weights, rows), sent.slots)
+        routed = self.exchange.fetch(self._routed(sent.x, sent.topk_idx, sent.topk_weights, rows), sent.owner)
         self.side.join(x)
         y = self.ranks.gather_columns(moe_combine(routed, shared))
         return hc_post(y, streams, mix.post, mix.comb)

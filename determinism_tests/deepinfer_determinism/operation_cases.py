@@ -16,6 +16,7 @@ from deepinfer_kernels import (
     engram_gate,
     engram_hash,
     engram_lookup,
+    expert_places,
     hc_collapse,
     hc_mix,
     hc_post,
@@ -39,6 +40,7 @@ from deepinfer_kernels import (
 from deepinfer_kernels.engram_gate.reference import make_inputs as engram_gate_inputs
 from deepinfer_kernels.engram_hash.reference import make_inputs as engram_hash_inputs
 from deepinfer_kernels.engram_lookup.reference import make_inputs as engram_lookup_inputs
+from deepinfer_kernels.expert_places.reference import make_inputs as expert_places_inputs
 from deepinfer_kernels.hc_collapse.reference import make_inputs as hc_collapse_inputs
 from deepinfer_kernels.hc_mix.reference import make_inputs as hc_mix_inputs
 from deepinfer_kernels.hc_post.reference import make_inputs as hc_post_inputs
@@ -103,6 +105,11 @@ EXPERTS = ("x", "topk_idx", "topk_weights", "w13", "w13_scale", "w2", "w2_scale"
 def _experts(n: int, variant: str, g: torch.Generator, device: str) -> tuple[Tensors, Sequence[str]]:
     num_experts = 3 if variant == "crowded" else 16  # crowded: more than a row tile per expert
     return moe_experts_inputs(n, 2, 64, 32, num_experts, FP32, g, device), ("x", "topk_idx", "topk_weights")
+
+
+def _places(n: int, variant: str, g: torch.Generator, device: str) -> tuple[Tensors, Sequence[str]]:
+    """One replica of every expert: among several the number of the row chooses, by contract."""
+    return named("topk_idx table num_replicas is_real", "topk_idx", expert_places_inputs(n, 3, 12, 12, g, device))
 
 
 def _blocks(n: int, variant: str, g: torch.Generator, device: str) -> tuple[Tensors, Sequence[str]]:
@@ -247,6 +254,17 @@ DENSE: tuple[Operation, ...] = (
         "moe_gate.moe_gate",
         lambda n, _, g, d: named("x weight bias bias_image", "x", moe_gate_inputs(n, 96, 12, FP32, g, d)),
         lambda t, _: moe_gate.moe_gate(t["x"], t["weight"], t["bias"], top_k=3, scaling=1.5),
+    ),
+    operation(
+        "expert_places.expert_places",
+        _places,
+        lambda t, v: expert_places.expert_places(
+            t["topk_idx"],
+            slots_per_rank=4,
+            rank=1,
+            **({name: t[name] for name in ("table", "num_replicas")} if v == "moved" else {}),
+        ),
+        variants=("first", "moved"),
     ),
     operation(
         "moe_experts.moe_experts",

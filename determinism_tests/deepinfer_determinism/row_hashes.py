@@ -24,6 +24,7 @@ import torch
 PROBE = f"{__name__}:probe"
 HOSTS = ("deepinfer_plugin.model", "deepinfer_plugin.sampling")  # packages whose imported operations are wrapped
 SLOT_OPERATIONS = ("window_slots", "entry_slots")  # physical slots differ between runs: only which are set is hashed
+OF_RANKS = frozenset(("expert_places",))  # where experts are differs between runs, and no result shows it: not hashed
 OPEN_ENDED = ("indexer_logits", "mask_to_candidates")  # their width follows the longest request; -inf fills it up
 # Odd 64-bit constants of SplitMix64, as int64: fractional part of the golden ratio, and its two multipliers.
 GOLDEN, FIRST_FACTOR, SECOND_FACTOR = -7046029254386353131, -4658895280553007687, -7723592293110705685
@@ -334,7 +335,7 @@ def operation_names() -> frozenset[str]:
 
 
 def _wrap_operations(recorder: Recorder, stack: ExitStack) -> None:
-    names = operation_names()
+    names = operation_names() - OF_RANKS
     for host in HOSTS:
         package = importlib.import_module(host)
         for info in pkgutil.iter_modules(package.__path__, f"{host}."):

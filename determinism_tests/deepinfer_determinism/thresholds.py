@@ -382,11 +382,14 @@ THRESHOLDS: tuple[Threshold, ...] = (
 _STREAM = "on which stream of a GPU the same launches run"
 _UNUSED = "a shortcut where no row of the step asks for it; a row that does not ask keeps its logits on either side"
 _WARM_UP = "sizes compiled at start, on rows of nobody"
+_IS_COUNTED = "whether the layer counts the rows of its experts, fixed at start-up"
 _NO_ROWS = "an empty call does nothing; no step of an engine is empty"
 
 # Places where what looks like a choice by a batch quantity is none: file and function to the reason.
 REVIEWED: Mapping[str, str] = {
     "deepinfer_plugin/sampling/room.py: require_room": "lists of one request, which it refuses",
+    "deepinfer_kernels/expert_places/__init__.py: _check_counts": _IS_COUNTED,
+    "deepinfer_kernels/expert_places/reference.py: expert_places_reference": _IS_COUNTED,
     "deepinfer_kernels/moe_experts/reference.py: moe_experts_reference": _NO_ROWS,
     "deepinfer_kernels/sampling_noise/reference.py: random_words_reference": _NO_ROWS,
     "deepinfer_kernels/moe_experts/reference.py: _dense_weights": "the size of the weights, fixed by the checkpoint",

@@ -20,6 +20,8 @@ from deepinfer_kernels.engram_hash.reference import make_inputs as make_ngrams
 from deepinfer_kernels.engram_hash.triton_kernel import engram_rows_triton
 from deepinfer_kernels.engram_lookup.reference import make_inputs as make_table
 from deepinfer_kernels.engram_lookup.triton_kernel import engram_lookup_triton
+from deepinfer_kernels.expert_places.reference import make_inputs as make_places
+from deepinfer_kernels.expert_places.triton_kernel import expert_places_triton
 from deepinfer_kernels.experts_output.reference import make_inputs as make_experts_output
 from deepinfer_kernels.experts_output.triton_kernel import experts_output_triton
 from deepinfer_kernels.hc_collapse.triton_kernel import hc_collapse_triton
@@ -105,6 +107,16 @@ def _router() -> None:
             is_image = torch.arange(num_rows) % 2 == 0
             moe_gate_triton(x * value, weight, bias, top_k=top_k, scaling=1.0, bias_image=bias_image, is_image=is_image)
         moe_combine_triton(torch.zeros(num_rows, top_k, 40), torch.zeros(num_rows, 40))
+
+
+def _places() -> None:
+    """Blocks that end at a row and within one, fewer and more rows that may count, the first rows of no expert."""
+    for num_rows, max_num_rows in product((1, 17, 86), (0, 1, 100)):
+        ids, table, num_replicas, _ = make_places(num_rows, 3, 9, 15, generator(), "cpu")
+        for rows in (ids, ids.masked_fill(torch.arange(num_rows)[:, None] < 5, -1)):
+            counts, is_real = torch.zeros(2, 15, dtype=torch.int32), torch.ones(max_num_rows, 3, dtype=torch.int32)
+            expert_places_triton(rows, 5, 2, table, num_replicas, is_real, counts[1])
+            expert_places_triton(rows, 5, 0, None, None, None, None)
 
 
 def _streams() -> None:
@@ -198,6 +210,7 @@ LAYOUTS: tuple[Callable[[], None], ...] = (
     _products,
     _fused_products,
     _router,
+    _places,
     _streams,
     _formats,
     _ngrams,

@@ -12,6 +12,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from deepinfer_kernels.attention_output.triton_kernel import attention_output_triton
 from deepinfer_kernels.compiling import Launch, compile_launch, launches_of
+from deepinfer_kernels.expert_places.triton_kernel import expert_places_triton
 from deepinfer_kernels.experts_output.triton_kernel import experts_output_triton
 from deepinfer_kernels.hc_norm.triton_kernel import hc_norm_triton
 from deepinfer_kernels.latent_projections.triton_kernel import latent_projections_triton
@@ -69,6 +70,12 @@ def _gate() -> object:
     )
 
 
+def _places() -> None:
+    ids, table, counts = (_empty(*shape, dtype=torch.int32) for shape in ((64, 6), (384, 5), (388,)))
+    expert_places_triton(ids, 97, 1, table, table[:, 0], ids, counts)
+    expert_places_triton(ids, 96, 1, None, None, None, None)
+
+
 def _weight(num_out: int, depth: int) -> Weight:
     scale = _empty(num_out // 32, depth // 32, dtype=torch.uint8)
     return _empty(num_out, depth, dtype=torch.float8_e4m3fn), scale
@@ -107,6 +114,7 @@ CALLS: dict[str, Callable[[], object]] = {
     "experts, 64 rows each": _experts(80, _BF16),
     "experts, many tokens": _experts(2000, _BF16),
     "router": _gate,
+    "places of experts": _places,
     "combine": lambda: moe_combine_triton(_empty(4, 6, 512), _empty(4, 512)),
     "sublayers": _sublayers,
     "swiglu": lambda: swiglu_triton(_empty(4, 512), _empty(4, 512), 10.0, _empty(4, dtype=torch.float32)),
@@ -126,7 +134,9 @@ def test_kernels_that_start_early_wait_before_they_read(capability: int, monkeyp
     for module in [module for name, module in sys.modules.items() if name.startswith("deepinfer_kernels.")]:
         if hasattr(module, "starts_early"):
             monkeypatch.setattr(module, "starts_early", lambda device: True)
-    launches = [launch for launch in launches_of(_sublayers) if launch.options.get("launch_pdl")]
+    launched = launches_of(_sublayers) + launches_of(_places)
+    launches = [launch for launch in launched if launch.options.get("launch_pdl")]
+    assert {launch.name for launch in launches} >= {"_expert_places_kernel"}
     assert len(launches) >= 10, "hardly anything starts early"
     for launch in launches:
         text = compile_launch(launch, capability).asm["ptx"]

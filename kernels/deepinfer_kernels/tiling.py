@@ -217,6 +217,8 @@ EXPERT_TILELANG_ROWS = ((16, 16), (1 << 62, 64))
 # ROUTE_BLOCK pairs a program.
 ROUTE_ONE_PROGRAM = 4096
 ROUTE_BLOCK = 1024
+# (row, expert) pairs of one program that looks their places up. Integers: it fixes no order.
+PLACES_BLOCK = 256
 
 # Blocks of 32 (16) values of one program of the quantisers.
 QUANT_BLOCKS = 64
