@@ -247,4 +247,7 @@ WITHOUT_ROWS: Mapping[str, str] = {
     "linear.dequantize_blocks": "works on weights",
     "rope.inverse_frequencies": "works on the configuration",
     "kv_store.require_cache": "checks arguments",
+    "peer_exchange.gather_columns": "needs a rank beside this one; the relations of two ranks take it",
+    "peer_exchange.merge_rows": "needs a rank beside this one; the relations of two ranks take it",
+    "peer_exchange.memory_bytes": "works on the number of ranks",
 }

@@ -391,6 +391,7 @@ REVIEWED: Mapping[str, str] = {
     "deepinfer_kernels/expert_places/__init__.py: _check_counts": _IS_COUNTED,
     "deepinfer_kernels/expert_places/reference.py: expert_places_reference": _IS_COUNTED,
     "deepinfer_kernels/moe_experts/reference.py: moe_experts_reference": _NO_ROWS,
+    "deepinfer_kernels/peer_exchange/__init__.py: _exchange": _NO_ROWS,
     "deepinfer_kernels/sampling_noise/reference.py: random_words_reference": _NO_ROWS,
     "deepinfer_kernels/moe_experts/reference.py: _dense_weights": "the size of the weights, fixed by the checkpoint",
     "deepinfer_kernels/log_softmax/reference.py: _sum_of_chunk": "the vocabulary, fixed by the checkpoint",
