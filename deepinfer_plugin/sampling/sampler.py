@@ -69,9 +69,15 @@ class DeepInferSampler(Sampler):
 
     Attributes:
         drafts: what becomes of drafts; None in an engine without.
+        row_parameters: what the last step gathered of its requests' parameters.
+        is_stale: whether something was stored that the device does not see yet.
+        unread: zeros, int64, stand-ins for what a step does not look at.
     """
 
     drafts: DraftRecord | None = None
+    row_parameters: RowParameters
+    is_stale: bool
+    unread: torch.Tensor
 
     @classmethod
     def adopt(cls, stock: Sampler) -> DeepInferSampler:
@@ -100,7 +106,6 @@ class DeepInferSampler(Sampler):
         # of a step in which every request has one row, and none is in its prompt
         sampler.one_each = torch.ones(states.max_num_reqs, dtype=torch.int32, device=states.device)
         sampler.none_each = torch.zeros_like(sampler.one_each)
-        # stand-ins for what a step does not look at, one a row
         sampler.unread = torch.zeros(states.max_num_reqs, dtype=torch.int64, device=states.device)
         return sampler
 

@@ -75,7 +75,8 @@ def test_rows_of_drafts_are_gathered_in_every_step() -> None:
 
 
 def test_a_greedy_row_takes_no_noise_and_keeps_its_logits() -> None:
-    parameters, source = RowParameters(), SimpleNamespace(gpu=torch.tensor([0.0, 0.5, 1.0]))
+    source: Any = SimpleNamespace(gpu=torch.tensor([0.0, 0.5, 1.0]))
+    parameters = RowParameters()
     _begin(parameters, [0, 1, 2])
-    assert parameters.of(source, is_drawn).tolist() == [0.0, 1.0, 1.0]  # type: ignore[arg-type]
-    assert parameters.of(source, divisor).tolist() == [[1.0], [0.5], [1.0]]  # type: ignore[arg-type]
+    assert parameters.of(source, is_drawn).tolist() == [0.0, 1.0, 1.0]
+    assert parameters.of(source, divisor).tolist() == [[1.0], [0.5], [1.0]]

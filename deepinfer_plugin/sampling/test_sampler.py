@@ -64,13 +64,18 @@ def _take(sampler: Any, requests: dict[int, dict[str, Any]]) -> None:
 
 
 def _flip() -> dict[str, Any]:
-    """Tokens of every step of one sampler, those of a new sampler for each step, and what the steps of one copied."""
+    """Steps of one sampler: their tokens, those of a new sampler for each, the positions drawn for, and the copies."""
     import torch
     from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
     from vllm.v1.worker.gpu.sample.states import SamplingStates
 
+    from deepinfer_kernels.sample_tokens import sample_tokens
+    from deepinfer_plugin.sampling import sampler as module
+
     held: dict[int, dict[str, Any]] = {}
-    ours, found, wanted, copies = _sampler(4), [], [], []
+    found: list[list[int]] = []
+    wanted: list[list[int]] = []
+    ours, copies, positions = _sampler(4), [], []
     for number, (slots, joined) in enumerate(FLIPS):
         held.update(joined)
         fresh = _sampler(4)
@@ -86,9 +91,11 @@ def _flip() -> dict[str, Any]:
             step.idx_mapping_np[:] = slots
             step.positions[:] = torch.arange(len(slots)) + 10 * number
             logits = torch.randn(len(slots), VOCABULARY, generator=torch.Generator().manual_seed(number))
-            with torch.inference_mode():
+            with torch.inference_mode(), mock.patch.object(module, "sample_tokens", wraps=sample_tokens) as draw:
                 tokens.append(sampler(logits, step).sampled_token_ids.flatten().tolist())
-    return {"found": found, "wanted": wanted, "copies": copies}
+        is_drawn, drawn_for = draw.call_args.args[1].tolist(), draw.call_args.args[4].tolist()
+        positions.append([place for place, drawn in zip(drawn_for, is_drawn, strict=True) if drawn])
+    return {"found": found, "wanted": wanted, "copies": copies, "positions": positions}
 
 
 def _count_samples(has_prefill: bool) -> list[list[int]]:
@@ -184,6 +191,11 @@ def test_steps_in_a_row_draw_what_a_new_sampler_draws(steps: dict[str, Any]) -> 
     """Requests join, leave, change places and take over slots; what a sampler keeps of the step before is never old."""
     flips = steps["flips"]
     assert flips["found"] == flips["wanted"]
+
+
+def test_noise_is_that_of_the_position_behind_the_one_read(steps: dict[str, Any]) -> None:
+    drawn = [[], [], [23], [33], [41], [51, 52], [], [72], []]
+    assert steps["flips"]["positions"] == drawn
 
 
 def test_parameters_are_copied_only_in_steps_that_bring_a_request(steps: dict[str, Any]) -> None:
