@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class Draws:
     """Sampling parameters by slot of the runner, at addresses that a CUDA graph can read at every replay.
 
-    vLLM hands the sampler another buffer in every step; ``refresh`` copies what it holds.
+    vLLM hands the sampler another buffer wherever it stores parameters; ``refresh`` copies what that holds.
     """
 
     def __init__(self, sampler: "DeepInferSampler", device: torch.device) -> None:
@@ -28,12 +28,15 @@ class Draws:
             sampler.prompt_hashes,
         )
         self._held = tuple(torch.empty_like(source.gpu, device=device) for source in self._sources)
+        self._copied: list[torch.Tensor | None] = [None] * len(self._sources)
         self.refresh()
 
     def refresh(self) -> None:
-        """Take over the parameters of the step, before its drafts are drawn."""
-        for held, source in zip(self._held, self._sources, strict=True):
-            held.copy_(source.gpu)
+        """Take over the parameters of the step, before its drafts are drawn; the same buffer holds the same ones."""
+        for index, source in enumerate(self._sources):
+            if source.gpu is not self._copied[index]:
+                self._held[index].copy_(source.gpu)
+                self._copied[index] = source.gpu
 
     def draw(self, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """One token a row, [num_rows] int64.

@@ -70,3 +70,11 @@ def test_parameters_of_another_step_arrive_at_the_same_addresses() -> None:
     draws.refresh()
     assert draws.draw(logits, slots, positions).tolist() != before.tolist()
     assert [held.data_ptr() for held in draws._held] == addresses
+
+
+def test_parameters_of_the_step_before_are_not_copied_again() -> None:
+    draws = _draws(_sampler())
+    for held in draws._held:
+        held.fill_(7)
+    draws.refresh()
+    assert [set(held.tolist()) for held in draws._held] == [{7}] * len(draws._held)

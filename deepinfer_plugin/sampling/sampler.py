@@ -15,8 +15,11 @@ from vllm.config.model import PROCESSED_LOGPROBS_MODES
 from vllm.v1.worker.gpu.buffer_utils import UvaBackedTensor
 from vllm.v1.worker.gpu.input_batch import get_num_sampled_and_rejected
 from vllm.v1.worker.gpu.metrics.logits import get_num_nans
+from vllm.v1.worker.gpu.sample.bad_words import BadWordsState
+from vllm.v1.worker.gpu.sample.logit_bias import LogitBiasState
 from vllm.v1.worker.gpu.sample.logits_processor import LogitsContext, LogitsProcRequestState
 from vllm.v1.worker.gpu.sample.output import SamplerOutput, SamplingMaskTensors
+from vllm.v1.worker.gpu.sample.penalties import PenaltiesState
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 
 from deepinfer_kernels.restrict_logits import restrict_logits
@@ -26,6 +29,7 @@ from deepinfer_plugin.errors import ConfigError
 from deepinfer_plugin.sampling.extra_states import Blacklist, ForcedTopK, SumSmaller
 from deepinfer_plugin.sampling.force import ForcedTokens
 from deepinfer_plugin.sampling.logprobs import LOGITS_MODES, score_rows
+from deepinfer_plugin.sampling.row_parameters import RowParameters, divisor, is_drawn
 from deepinfer_plugin.sampling.seeds import as_int64, prompt_hash
 from deepinfer_plugin.sampling.sums import with_column
 from deepinfer_plugin.speculative.facts import with_columns
@@ -38,6 +42,9 @@ if TYPE_CHECKING:
     from vllm.v1.worker.gpu.input_batch import InputBatch
 
     from deepinfer_plugin.speculative.record import DraftRecord
+
+# What these stage they stage when a request comes.
+_STOCK_PROCESSORS = (LogitBiasState, PenaltiesState, BadWordsState)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +69,15 @@ class DeepInferSampler(Sampler):
 
     Attributes:
         drafts: what becomes of drafts; None in an engine without.
+        row_parameters: what the last step gathered of its requests' parameters.
+        is_stale: whether something was stored that the device does not see yet.
+        unread: zeros, int64, stand-ins for what a step does not look at.
     """
 
     drafts: DraftRecord | None = None
+    row_parameters: RowParameters
+    is_stale: bool
+    unread: torch.Tensor
 
     @classmethod
     def adopt(cls, stock: Sampler) -> DeepInferSampler:
@@ -87,14 +100,23 @@ class DeepInferSampler(Sampler):
         sampler.logits_processors = [*stock.logits_processors, Blacklist(states), ForcedTokens(states)]
         sampler.sum_smaller = SumSmaller(states.max_num_reqs)
         sampler.forced_top_k = ForcedTopK(states.max_num_reqs, states.device)
+        sampler.row_parameters = RowParameters()
+        sampler.has_foreign_processors = not all(isinstance(one, _STOCK_PROCESSORS) for one in stock.logits_processors)
+        sampler.is_stale = True
+        # of a step in which every request has one row, and none is in its prompt
+        sampler.one_each = torch.ones(states.max_num_reqs, dtype=torch.int32, device=states.device)
+        sampler.none_each = torch.zeros_like(sampler.one_each)
+        sampler.unread = torch.zeros(states.max_num_reqs, dtype=torch.int64, device=states.device)
         return sampler
 
     def set_prompt(self, req_idx: int, prompt_token_ids: Sequence[int]) -> None:
         """Store the hash of the prompt of the request that takes a slot; generated tokens are no part of it."""
+        self.is_stale = True
         self.prompt_hashes.np[req_idx] = as_int64(prompt_hash(prompt_token_ids))
 
     def add_request(self, req_idx: int, sampling_params: SamplingParams) -> None:
         """Store the parameters of the request that takes a slot."""
+        self.is_stale = True
         if sampling_params.seed is not None:
             # the seeds tensor is int64 and the seed of a sample of n > 1 may lie above it
             sampling_params = copy(sampling_params)
@@ -106,7 +128,13 @@ class DeepInferSampler(Sampler):
         self.needs_logits_processing[req_idx] |= self.forced_top_k.add_request(req_idx, sampling_params)
 
     def apply_staged_writes(self) -> None:
-        """Make what was stored visible to the device."""
+        """Make what was stored visible to the device; vLLM calls it in every step, and in most nothing was stored.
+
+        Left out, a step keeps the buffers of the step before; the next copy goes to the others, which are free by then.
+        """
+        if not (self.is_stale or self.has_foreign_processors):
+            return
+        self.is_stale = False
         super().apply_staged_writes()
         self.prompt_hashes.copy_to_uva()
         self.forced_top_k.apply_staged_writes()
@@ -143,16 +171,15 @@ class DeepInferSampler(Sampler):
             processed = processor.apply(processed, context)
         self.thinking_budget_state.apply(processed, context)  # last: nothing may undo what it forces
         processed = self.forced_top_k.apply(processed, expanded_idx_mapping, idx_mapping_np)
-        states = self.sampling_states
-        temperature = states.temperature.gpu[expanded_idx_mapping]
-        divided: torch.Tensor = processed / torch.where(temperature == 0.0, 1.0, temperature)[:, None]
-        top_k = states.top_k.gpu[expanded_idx_mapping]
-        top_p = states.top_p.gpu[expanded_idx_mapping]
-        if skip_top_k_top_p:
-            top_k, top_p = torch.zeros_like(top_k), torch.ones_like(top_p)
+        states, parameters = self.sampling_states, self.row_parameters
+        parameters.begin(expanded_idx_mapping, idx_mapping, idx_mapping_np)
+        divided: torch.Tensor = processed / parameters.of(states.temperature, divisor)
         if not self._restricts(idx_mapping_np, skip_top_k_top_p):
             return divided
-        return restrict_logits(divided, top_k, top_p, states.min_p.gpu[expanded_idx_mapping])
+        top_k, top_p = parameters.of(states.top_k), parameters.of(states.top_p)
+        if skip_top_k_top_p:
+            top_k, top_p = torch.zeros_like(top_k), torch.ones_like(top_p)
+        return restrict_logits(divided, top_k, top_p, parameters.of(states.min_p))
 
     def _restricts(self, idx_mapping_np: np.ndarray[Any, Any], skip_top_k_top_p: bool) -> bool:
         """Whether a request of the step has min-p, top-k or top-p; a row without any keeps every bit."""
@@ -185,31 +212,46 @@ class DeepInferSampler(Sampler):
             expanded_local_pos,
             seq_lens_upper_bound_np,
         )
-        states = self.sampling_states
-        is_drawn = (states.temperature.gpu[expanded_idx_mapping] != 0.0).float()  # already divided by it
+        states, parameters = self.sampling_states, self.row_parameters
+        parameters.begin(expanded_idx_mapping, idx_mapping, idx_mapping_np)
         sampled = sample_tokens(
             processed,
-            is_drawn,
-            states.seeds.gpu[expanded_idx_mapping],
-            self.prompt_hashes.gpu[expanded_idx_mapping],
-            pos.long() + 1,  # ``pos`` is that of the token read
+            parameters.of(states.temperature, is_drawn),  # already divided by it
+            parameters.of(states.seeds),
+            parameters.of(self.prompt_hashes),
+            # ``pos`` is that of the token read; without noise nobody looks at it
+            pos.long() + 1 if self._draws(idx_mapping_np) else pos.long(),
         )
         return sampled, processed
+
+    def _draws(self, idx_mapping_np: np.ndarray[Any, Any]) -> bool:
+        """Whether a request of the step takes noise."""
+        return bool((self.sampling_states.temperature.np[idx_mapping_np] != 0.0).any())
 
     def draw(self, logits: torch.Tensor, input_batch: InputBatch) -> Draw:
         """One token for every row of logits: [num_rows, vocab_size] fp32."""
         num_nans = get_num_nans(logits) if self.compute_nans else None
+        rows, slots = input_batch.logits_indices, input_batch.idx_mapping_np
+        is_processed = bool(self.needs_logits_processing[slots].any())
+        needs_positions = is_processed or self._draws(slots)
         sampled, processed = self.sample(
             logits,
             input_batch.expanded_idx_mapping,
             input_batch.idx_mapping,
-            input_batch.idx_mapping_np,
-            input_batch.positions[input_batch.logits_indices],
-            input_batch.input_ids[input_batch.logits_indices],
+            slots,
+            input_batch.positions[rows] if needs_positions else self._unread(rows),
+            input_batch.input_ids[rows] if is_processed else self._unread(rows),
             input_batch.expanded_local_pos,
             input_batch.seq_lens_cpu_upper_bound.numpy(),
         )
         return Draw(logits=logits, processed=processed, sampled=sampled, num_nans=num_nans)
+
+    def _unread(self, rows: torch.Tensor) -> torch.Tensor:
+        """Zeros [num_rows] int64 in the place of what no row of the step looks at."""
+        num_rows = rows.shape[0]
+        if num_rows > self.unread.shape[0]:  # drafts
+            self.unread = self.unread.new_zeros(num_rows)
+        return self.unread[:num_rows]
 
     def output(
         self,
@@ -251,13 +293,17 @@ class DeepInferSampler(Sampler):
         draw = self.draw(logits, input_batch)
         if self.trace_replay_state is not None:
             self.trace_replay_state.apply_trace(draw.sampled, input_batch.idx_mapping)
-        num_sampled, num_rejected = get_num_sampled_and_rejected(
-            input_batch.seq_lens.new_ones(input_batch.num_reqs),
-            input_batch.seq_lens,
-            input_batch.cu_num_logits,
-            input_batch.idx_mapping,
-            self.req_states.prefill_len.gpu,
-        )
+        num_reqs = input_batch.num_reqs
+        if self.drafts is None and not input_batch.has_prefill:
+            num_sampled, num_rejected = self.one_each[:num_reqs], self.none_each[:num_reqs]
+        else:  # a request whose prompt goes on samples none
+            num_sampled, num_rejected = get_num_sampled_and_rejected(
+                input_batch.seq_lens.new_ones(num_reqs),
+                input_batch.seq_lens,
+                input_batch.cu_num_logits,
+                input_batch.idx_mapping,
+                self.req_states.prefill_len.gpu,
+            )
         return self.output(draw, input_batch, draw.sampled.view(-1, 1), num_sampled, num_rejected)
 
     def _score(self, draw: Draw, input_batch: InputBatch, starts: torch.Tensor | None) -> Any:

@@ -23,31 +23,109 @@ GREEDY: dict[str, Any] = {"temperature": 0.0, "top_p": 0.5, "top_k": 3, "min_p":
 DRAWN: dict[str, Any] = {"temperature": 0.7, "top_p": 0.5, "seed": 1}
 FREE: dict[str, Any] = {"temperature": 0.7, "seed": 1}
 STEPS = {"greedy": [GREEDY, GREEDY], "mixed": [GREEDY, DRAWN], "free": [FREE, FREE], "beside": [FREE, DRAWN]}
+OTHER: dict[str, Any] = {"temperature": 1.3, "top_k": 4, "min_p": 0.05, "seed": 9}
+# Steps in a row: the slots of each, and the requests that take a slot before it.
+FLIPS: list[tuple[list[int], dict[int, dict[str, Any]]]] = [
+    ([0, 1], {0: GREEDY, 1: GREEDY}),
+    ([0, 1], {}),
+    ([0, 1, 2], {2: DRAWN}),  # a request with top-p joins
+    ([0, 1, 2], {}),
+    ([2, 0, 1], {}),
+    ([2, 0, 1], {0: OTHER}),  # another request takes a slot
+    ([1], {}),
+    ([1, 3], {3: FREE}),
+    ([1, 3], {3: GREEDY}),
+]
+
+
+def _sampler(num_slots: int) -> Any:
+    import torch
+    from vllm.v1.worker.cpu.buffer_utils import UvaBuffer
+    from vllm.v1.worker.gpu import buffer_utils
+    from vllm.v1.worker.gpu.sample.sampler import Sampler
+    from vllm.v1.worker.gpu.states import RequestState
+
+    from deepinfer_plugin.sampling.sampler import DeepInferSampler
+
+    device = torch.device("cpu")
+    config: Any = SimpleNamespace(reasoning_config=None, speculative_config=None)
+    with mock.patch.object(buffer_utils, "UvaBuffer", UvaBuffer):  # as vLLM's CPU worker does
+        states = RequestState(num_slots, 64, 64, 0, VOCABULARY, device)
+        return DeepInferSampler.adopt(Sampler(config, num_slots, VOCABULARY, device, states))
+
+
+def _take(sampler: Any, requests: dict[int, dict[str, Any]]) -> None:
+    from vllm.sampling_params import SamplingParams
+
+    for slot, values in requests.items():
+        sampler.set_prompt(slot, (slot, len(values)))
+        sampler.add_request(slot, SamplingParams(**values))
+    sampler.apply_staged_writes()  # in every step, as the runner does
+
+
+def _flip() -> dict[str, Any]:
+    """Steps of one sampler: their tokens, those of a new sampler for each, the positions drawn for, and the copies."""
+    import torch
+    from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
+    from vllm.v1.worker.gpu.sample.states import SamplingStates
+
+    from deepinfer_kernels.sample_tokens import sample_tokens
+    from deepinfer_plugin.sampling import sampler as module
+
+    held: dict[int, dict[str, Any]] = {}
+    found: list[list[int]] = []
+    wanted: list[list[int]] = []
+    ours, copies, positions = _sampler(4), [], []
+    for number, (slots, joined) in enumerate(FLIPS):
+        held.update(joined)
+        fresh = _sampler(4)
+        with mock.patch.object(
+            SamplingStates, "apply_staged_writes", autospec=True, side_effect=SamplingStates.apply_staged_writes
+        ) as copy:
+            _take(ours, joined)
+            copies.append(copy.call_count)
+        _take(fresh, held)
+        for sampler, tokens in ((ours, found), (fresh, wanted)):
+            step = InputBatch.make_dummy(len(slots), len(slots), InputBuffers(4, 4, torch.device("cpu")))
+            step.idx_mapping = step.expanded_idx_mapping = torch.tensor(slots)
+            step.idx_mapping_np[:] = slots
+            step.positions[:] = torch.arange(len(slots)) + 10 * number
+            logits = torch.randn(len(slots), VOCABULARY, generator=torch.Generator().manual_seed(number))
+            with torch.inference_mode(), mock.patch.object(module, "sample_tokens", wraps=sample_tokens) as draw:
+                tokens.append(sampler(logits, step).sampled_token_ids.flatten().tolist())
+        is_drawn, drawn_for = draw.call_args.args[1].tolist(), draw.call_args.args[4].tolist()
+        positions.append([place for place, drawn in zip(drawn_for, is_drawn, strict=True) if drawn])
+    return {"found": found, "wanted": wanted, "copies": copies, "positions": positions}
+
+
+def _count_samples(has_prefill: bool) -> list[list[int]]:
+    """Sampled and rejected tokens of two requests, the second one in the middle of its prompt where there is one."""
+    import torch
+    from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
+
+    sampler = _sampler(2)
+    _take(sampler, {0: GREEDY, 1: GREEDY})
+    sampler.req_states.prefill_len.np[:] = (1, 9 if has_prefill else 1)
+    sampler.req_states.prefill_len.copy_to_uva()
+    step = InputBatch.make_dummy(2, 2, InputBuffers(2, 2, torch.device("cpu")))
+    step.has_prefill = has_prefill
+    with torch.inference_mode():
+        output = sampler(torch.zeros(2, VOCABULARY), step)
+    return [output.num_sampled.tolist(), output.num_rejected.tolist()]
 
 
 def _sample(requests: list[dict[str, Any]]) -> dict[str, Any]:
     """Calls of the restriction, what tells the draw which rows take noise, and the tokens beside the largest logits."""
     import torch
-    from vllm.sampling_params import SamplingParams
-    from vllm.v1.worker.cpu.buffer_utils import UvaBuffer
-    from vllm.v1.worker.gpu import buffer_utils
     from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
-    from vllm.v1.worker.gpu.sample.sampler import Sampler
-    from vllm.v1.worker.gpu.states import RequestState
 
     from deepinfer_kernels.restrict_logits import restrict_logits
     from deepinfer_kernels.sample_tokens import sample_tokens
     from deepinfer_plugin.sampling import sampler as module
 
     device, num_rows = torch.device("cpu"), len(requests)
-    config: Any = SimpleNamespace(reasoning_config=None, speculative_config=None)
-    with mock.patch.object(buffer_utils, "UvaBuffer", UvaBuffer):  # as vLLM's CPU worker does
-        states = RequestState(num_rows, 64, 64, 0, VOCABULARY, device)
-        ours = module.DeepInferSampler.adopt(Sampler(config, num_rows, VOCABULARY, device, states))
-    for slot, values in enumerate(requests):
-        ours.set_prompt(slot, (slot,))
-        ours.add_request(slot, SamplingParams(**values))
-    ours.apply_staged_writes()
+    ours = _sampler(num_rows)
+    _take(ours, dict(enumerate(requests)))
     logits = torch.randn(num_rows, VOCABULARY, generator=torch.Generator().manual_seed(0))
     step = InputBatch.make_dummy(num_rows, num_rows, InputBuffers(num_rows, num_rows, device))
     with (
@@ -68,7 +146,10 @@ def _sample(requests: list[dict[str, Any]]) -> dict[str, Any]:
 def main() -> None:
     """The process of its own."""
     platform_class()  # before torch, Triton and vLLM are imported
-    sys.stdout.write(json.dumps({name: _sample(requests) for name, requests in STEPS.items()}) + "\n")
+    found: dict[str, Any] = {name: _sample(requests) for name, requests in STEPS.items()}
+    found["flips"] = _flip()
+    found["counts"] = [_count_samples(has_prefill) for has_prefill in (False, True)]
+    sys.stdout.write(json.dumps(found) + "\n")
 
 
 @pytest.fixture(scope="module")
@@ -104,3 +185,24 @@ def test_a_step_without_restrictions_skips_them_and_draws_the_same(steps: dict[s
     assert (free["restrictions"], free["is_copy"]) == (0, True)
     assert beside["restrictions"] == 1
     assert free["tokens"][0] == beside["tokens"][0]
+
+
+def test_steps_in_a_row_draw_what_a_new_sampler_draws(steps: dict[str, Any]) -> None:
+    """Requests join, leave, change places and take over slots; what a sampler keeps of the step before is never old."""
+    flips = steps["flips"]
+    assert flips["found"] == flips["wanted"]
+
+
+def test_noise_is_that_of_the_position_behind_the_one_read(steps: dict[str, Any]) -> None:
+    drawn = [[], [], [23], [33], [41], [51, 52], [], [72], []]
+    assert steps["flips"]["positions"] == drawn
+
+
+def test_parameters_are_copied_only_in_steps_that_bring_a_request(steps: dict[str, Any]) -> None:
+    assert steps["flips"]["copies"] == [int(bool(joined)) for _, joined in FLIPS]
+
+
+def test_a_request_in_the_middle_of_its_prompt_samples_nothing(steps: dict[str, Any]) -> None:
+    without, with_prefill = steps["counts"]
+    assert without == [[1, 1], [0, 0]]
+    assert with_prefill == [[1, 0], [0, 0]]

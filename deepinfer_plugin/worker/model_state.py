@@ -18,6 +18,7 @@ from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 from vllm.v1.worker.gpu.states import RequestState
 
+from deepinfer_kernels.lookback_ids import lookback_ids
 from deepinfer_plugin import envs, metrics, variables
 from deepinfer_plugin.cache.specs import num_drafts
 from deepinfer_plugin.draft.drafter import drafter_of
@@ -40,44 +41,6 @@ if TYPE_CHECKING:
     from deepinfer_plugin.model.flash import DeepseekV41ForCausalLM
 
 logger = init_logger(f"vllm.{__name__}")
-
-
-def lookback_ids(
-    input_ids: torch.Tensor,
-    positions: torch.Tensor,
-    query_start_loc: torch.Tensor,
-    idx_mapping: torch.Tensor,
-    all_token_ids: torch.Tensor,
-    depth: int,
-) -> torch.Tensor:
-    """Ids of the tokens before each row, from the step's own rows where they are in it, else from the history.
-
-    A draft token stands in the step's rows before it stands in the history, so the rows come first.
-
-    Args:
-        input_ids: [num_tokens].
-        positions: [num_tokens] int64.
-        query_start_loc: [num_reqs + 1] int32.
-        idx_mapping: [num_reqs] int64, batch row to row of ``all_token_ids``.
-        all_token_ids: [max_num_reqs, max_model_len] int32.
-        depth: how many predecessors.
-
-    Returns:
-        [num_tokens, depth] int64, nearest first, -1 before position 0.
-    """
-    num_tokens = input_ids.shape[0]
-    rows = torch.arange(num_tokens, device=input_ids.device)
-    ends = query_start_loc[1:]
-    # a padded graph has more rows than requests; its surplus rows read the last request and are never used
-    req_idx = torch.searchsorted(ends, rows.to(ends.dtype), right=True).clamp_max_(idx_mapping.shape[0] - 1)
-    shift = torch.arange(1, depth + 1, device=input_ids.device)
-    position = positions[:, None] - shift  # [num_tokens, depth]
-    row = rows[:, None] - shift
-    in_step = row >= query_start_loc[req_idx].long()[:, None]
-    from_step = input_ids[row.clamp_min(0)].long()
-    history_rows = idx_mapping[req_idx].long()[:, None]
-    from_history = all_token_ids[history_rows, position.clamp(0, all_token_ids.shape[1] - 1)].long()
-    return torch.where(position < 0, -1, torch.where(in_step, from_step, from_history))
 
 
 class DeepInferModelState(DefaultModelState):
@@ -193,13 +156,14 @@ class DeepInferModelState(DefaultModelState):
         self._rows += input_batch.num_tokens
         self._padding_rows += num_tokens - input_batch.num_tokens
         metrics.PUBLISHER.publish(self._metrics_folder, time.monotonic())
+        lookback = self._lookback[:num_tokens]
         ids = lookback_ids(
             input_batch.input_ids,
             input_batch.positions,
             input_batch.query_start_loc,
             input_batch.idx_mapping,
             req_states.all_token_ids.gpu,
-            self.depth,
+            lookback,
         )
         images = None
         if self._images is not None:
@@ -207,8 +171,8 @@ class DeepInferModelState(DefaultModelState):
             ids = rows.block(ids, input_batch.positions[:num_tokens])
             inputs["is_image"] = rows.is_image
             images = ImageInputs(self._images, self.model, self.encoder_runner, self._inputs_embeds)
-        self._lookback[:num_tokens] = ids
-        lookback = self._lookback[:num_tokens]
+        if ids is not lookback:  # an image hides some of them
+            lookback.copy_(ids)
         plan = self._replay.plan(input_batch)
         replay = self._replay.inputs(plan, input_batch, req_states, lookback, images, is_graph=self._is_graph)
         if self._is_graph and replay.encoder_passes:

@@ -34,6 +34,7 @@ class ReplayState:
         self._needs_every_row = np.zeros(max_num_reqs, dtype=np.bool_)
         # one buffer for the life of the process: a CUDA graph reads the same address at every replay
         self._floors = torch.zeros(max_num_reqs, dtype=torch.int64, device=device)
+        self._floors_np = np.zeros(max_num_reqs, dtype=np.int64)  # what the buffer holds
 
     def add_request(self, slot: int, data: NewRequestData) -> None:
         """Take a new request, or one that resumes after preemption: its prompt is still the first ``prompt_len``."""
@@ -90,7 +91,7 @@ class ReplayState:
             is_graph: the step replays a CUDA graph, which computes all rows.
         """
         counters.count_step(plan, is_graph=is_graph)
-        async_tensor_h2d(plan.decoder_floors, out=self._floors[: len(plan.decoder_floors)], dtype=torch.int64)
+        self._hold_floors(plan.decoder_floors)
         rows = None if is_graph or plan.decoder_rows is None else self._to_device(plan.decoder_rows)
         return ReplayInputs(
             decoder_floors=self._floors,
@@ -99,6 +100,13 @@ class ReplayState:
                 self._pass_inputs(one, input_batch, req_states, lookback, images) for one in plan.encoder_passes
             ),
         )
+
+    def _hold_floors(self, floors: "npt.NDArray[np.int64]") -> None:
+        """Copy the floors of the step's requests; most steps have those of the step before, in the same order."""
+        held = self._floors_np[: len(floors)]
+        if not np.array_equal(held, floors):
+            held[:] = floors
+            async_tensor_h2d(floors, out=self._floors[: len(floors)], dtype=torch.int64)
 
     def _pass_inputs(
         self,

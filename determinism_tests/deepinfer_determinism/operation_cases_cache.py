@@ -15,6 +15,7 @@ from deepinfer_kernels import (
     indexer_topk,
     kv_compress,
     kv_store,
+    lookback_ids,
     sparse_attention,
     swa_indices,
 )
@@ -23,6 +24,7 @@ from deepinfer_kernels.indexer_logits.reference import make_inputs as indexer_lo
 from deepinfer_kernels.indexer_topk.reference import make_inputs as indexer_topk_inputs
 from deepinfer_kernels.kv_compress.reference import make_inputs as kv_compress_inputs
 from deepinfer_kernels.kv_store import RecordFormat
+from deepinfer_kernels.lookback_ids.reference import make_inputs as lookback_inputs
 from deepinfer_kernels.sparse_attention.reference import make_inputs as sparse_attention_inputs
 from deepinfer_kernels.swa_indices.reference import make_inputs as swa_indices_inputs
 
@@ -202,6 +204,23 @@ def _entry_slots(n: int, variant: str, g: torch.Generator, device: str) -> Run:
     return rowwise(inputs, tuple(inputs), lambda t: swa_indices.entry_slots(t["indices"], t["req_idx"], table, 4))
 
 
+def _lookback(n: int, variant: str, g: torch.Generator, device: str) -> Run:
+    """Every row a request of its own, at any place of its history."""
+    contexts = torch.randint(0, 12, (n,), generator=g).tolist()
+    step = {name: value.to(device) for name, value in lookback_inputs([1] * n, contexts, 0, 12, g).items()}
+    history = step.pop("all_token_ids")
+    del step["query_start_loc"]
+
+    def call(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        num_rows = len(tensors["positions"])
+        starts = torch.arange(num_rows + 1, dtype=torch.int32, device=device)
+        out = torch.empty((num_rows, 3), dtype=torch.int64, device=device)
+        ids, positions, slots = (tensors[name] for name in ("input_ids", "positions", "idx_mapping"))
+        return lookback_ids.lookback_ids(ids, positions, starts, slots, history, out)
+
+    return rowwise(step, tuple(step), call)
+
+
 def _dense(n: int, variant: str, g: torch.Generator, device: str) -> tuple[Mapping[str, torch.Tensor], Sequence[str]]:
     """Queries of one image; the variant is the number of its keys."""
     q, k, v = dense_attention_inputs(n, int(variant), 3, 32, FP32, g, device)
@@ -240,6 +259,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(name="swa_indices.window_slots", build=_window_slots),
     Operation(name="swa_indices.entry_slots", build=_entry_slots),
+    Operation(name="lookback_ids.lookback_ids", build=_lookback),
 )
 
 # Public functions that have no rows of a batch, and why.

@@ -407,6 +407,7 @@ REVIEWED: Mapping[str, str] = {
     "deepinfer_plugin/worker/model_state.py: DeepInferModelState.custom_sampler": "drafts a step, fixed at start-up",
     "deepinfer_plugin/sampling/extra_states.py: Blacklist.apply": _UNUSED,
     "deepinfer_plugin/sampling/extra_states.py: ForcedTopK.apply": _UNUSED,
+    "deepinfer_plugin/sampling/sampler.py: DeepInferSampler._unread": "zeros that no row of the step looks at",
     "deepinfer_plugin/sampling/extras.py: _range": "the text of a parameter",
     "deepinfer_plugin/sampling/extras.py: _short": "the text of an error",
     "deepinfer_plugin/sampling/sums.py: take_column": "whether the request asked for the sums",

@@ -29,6 +29,8 @@ from deepinfer_kernels.kv_compress import reference as kv_compress_reference
 from deepinfer_kernels.kv_compress.triton_kernel import compress_pairs_triton
 from deepinfer_kernels.log_softmax import reference as log_softmax_reference
 from deepinfer_kernels.log_softmax.triton_kernel import log_softmax_triton
+from deepinfer_kernels.lookback_ids import reference as lookback_ids_reference
+from deepinfer_kernels.lookback_ids.triton_kernel import lookback_ids_triton
 from deepinfer_kernels.restrict_logits import reference as restrict_logits_reference
 from deepinfer_kernels.restrict_logits.rows_kernel import restrict_rows_triton
 from deepinfer_kernels.restrict_logits.triton_kernel import restrict_few_rows_triton
@@ -114,6 +116,16 @@ def _indices() -> None:
     assert_bitwise_equal(mask_to_candidates_triton(scores, blocks, 4), want, "mask_to_candidates")
 
 
+def _lookback() -> None:
+    """More rows and requests than a block, with and without a past, and padding."""
+    contexts = [index % 30 for index in range(150)]
+    for lengths, padding in (([1] * 150, 0), ([3, 1, 40], 7)):
+        step = lookback_ids_reference.make_inputs(lengths, contexts[: len(lengths)], padding, 40, _generator())
+        out = torch.empty((2, sum(lengths) + padding, 3), dtype=torch.int64)
+        want = lookback_ids_reference.lookback_ids_reference(**step, out=out[0])
+        assert_bitwise_equal(lookback_ids_triton(**step, out=out[1]), want, "lookback_ids")
+
+
 def _state() -> None:
     inputs = kv_compress_reference.make_inputs([3, 9], [1, 4], 12, 8, _generator(), "cpu")
     other = {name: tensor.clone() for name, tensor in inputs.items()}
@@ -165,6 +177,7 @@ CHECKS: tuple[Callable[[], None], ...] = (
     _hyper_connections,
     _engram,
     _indices,
+    _lookback,
     _state,
     _logits,
     _sampler,

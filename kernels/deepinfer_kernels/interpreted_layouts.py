@@ -21,6 +21,8 @@ from deepinfer_kernels.kv_compress.triton_kernel import compress_pairs_triton
 from deepinfer_kernels.kv_store import RecordFormat
 from deepinfer_kernels.kv_store.reference import make_inputs as make_cache
 from deepinfer_kernels.kv_store.triton_kernel import gather_records_triton, store_records_triton
+from deepinfer_kernels.lookback_ids.reference import make_inputs as make_step
+from deepinfer_kernels.lookback_ids.triton_kernel import lookback_ids_triton
 from deepinfer_kernels.moe_experts.reference import make_inputs as make_experts
 from deepinfer_kernels.moe_experts.route_kernel import route_pairs
 from deepinfer_kernels.moe_experts.triton_kernel import moe_experts_triton
@@ -79,6 +81,19 @@ def _slots_of_entries() -> None:
             indices[:, -1] = 2 * page - 1
             indices[request < 0] = NO_PAGE
             entry_slots_triton(indices, request, _table([2 * page, 2 * page], page, 4, NO_PAGE), page)
+
+
+def _predecessors() -> None:
+    """Requests at the start and at the end of the history, and rows left over from another batch."""
+    depth, max_model_len = 3, 12
+    for num_reqs in (1, 3, 130):
+        lengths = [1 + index % 3 for index in range(num_reqs)]
+        contexts = [(0, 1, max_model_len - 3)[index % 3] for index in range(num_reqs)]
+        for num_padding in (0, 33):
+            step = make_step(lengths, contexts, num_padding, max_model_len, generator())
+            step["positions"][sum(lengths) :: 2] = 1 << 40
+            wide = torch.empty((sum(lengths) + num_padding, depth + 2), dtype=torch.int64)
+            lookback_ids_triton(**step, out=wide[:, 1:-1])
 
 
 def _records() -> None:
@@ -187,6 +202,7 @@ def _experts() -> None:
 LAYOUTS: tuple[Callable[[], None], ...] = (
     _slots_of_windows,
     _slots_of_entries,
+    _predecessors,
     _records,
     _pairs,
     _index_scores,

@@ -28,6 +28,7 @@ from deepinfer_kernels.log_softmax.triton_kernel import (
     log_sum_exp_triton,
     token_log_softmax_triton,
 )
+from deepinfer_kernels.lookback_ids.triton_kernel import lookback_ids_triton
 from deepinfer_kernels.restrict_logits.rows_kernel import restrict_rows_triton
 from deepinfer_kernels.restrict_logits.triton_kernel import restrict_few_rows_triton
 from deepinfer_kernels.rms_norm.triton_kernel import rms_norm_triton
@@ -130,6 +131,11 @@ def _slots() -> None:
     entry_slots_triton(_int32(ROWS, 512), _int32(ROWS), table, PAGE)
 
 
+def _lookback() -> None:
+    history, out = _int32(4, 1 << 20), _int64(ROWS, 3)
+    lookback_ids_triton(_int32(ROWS), _int64(ROWS), _int32(ROWS + 1), _int64(ROWS), history, out)
+
+
 def _sampler() -> None:
     logits, limits = _fp32(ROWS, VOCAB), _fp32(ROWS)
     numbers = _int64(ROWS), _int64(ROWS), _int64(ROWS)
@@ -174,6 +180,7 @@ CALLS: dict[str, Callable[[], object]] = {
     "engram": _engram,
     "engram_gate": _gate,
     "swa_indices": _slots,
+    "lookback_ids": _lookback,
     "kv_compress": _compress,
     "log_softmax": _log_softmax,
     "sampler": _sampler,
