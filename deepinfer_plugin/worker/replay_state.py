@@ -123,7 +123,10 @@ class ReplayState:
         history = req_states.all_token_ids.gpu
         shift = torch.arange(self._depth + 1, device=self._device)
         earlier = positions[:, None] - shift  # [num_rows, 1 + depth]: the token and its predecessors
-        from_history = history[slots[:, None], earlier.clamp_min(0)].long().masked_fill(earlier < 0, -1)
+        # A replayed row lies in the history. Others have their ids from the step; in a run that measures memory they
+        # may lie behind it: vLLM cuts max_num_batched_tokens into max_num_seqs requests, however long they become.
+        place = earlier.clamp(0, history.shape[1] - 1)
+        from_history = history[slots[:, None], place].long().masked_fill(earlier < 0, -1)
         is_replayed = source_rows < 0
         source = source_rows.clamp_min(0)
         inputs = EncoderPassInputs(

@@ -1,4 +1,4 @@
-"""The buffer of decoder floors holds those of the step's requests, and is written only where they differ."""
+"""Floors of the step's requests are in their buffer, written only where they differ; ids of encoder passes."""
 
 from __future__ import annotations
 
@@ -70,3 +70,29 @@ def test_without_decoder_replay_no_floor_is_ever_copied() -> None:
     for slot, length in PROMPTS.items():
         _add(state, slot, length)
     assert [_step(state, slots) for slots in ([0, 1, 2], [2, 1])] == [([0, 0, 0], 0), ([0, 0], 0)]
+
+
+def test_a_run_that_measures_memory_may_have_requests_longer_than_the_history() -> None:
+    """vLLM's profile run has so many tokens in so few requests: on a GPU it ended with an assertion of the device."""
+    max_model_len, num_tokens, segment = 24, 60, 16
+    state = ReplayState(ReplayRule(window=4, segment=segment), 1, 3, torch.device("cpu"))
+    ids = torch.arange(100, 100 + num_tokens, dtype=torch.int32)
+    batch: Any = SimpleNamespace(
+        idx_mapping_np=np.array([0]),
+        has_prefill=True,
+        num_tokens=num_tokens,
+        num_computed_tokens_np=np.array([0]),
+        num_scheduled_tokens=np.array([num_tokens]),
+        input_ids=ids,
+    )
+    history: Any = SimpleNamespace(all_token_ids=SimpleNamespace(gpu=ids[None, :max_model_len]))
+    lookback = torch.full((num_tokens, 3), 7)
+    inputs = state.inputs(state.plan(batch), batch, history, lookback, None, is_graph=False)
+    assert len(inputs.encoder_passes) == -(-num_tokens // segment)
+    for one in inputs.encoder_passes:
+        own = one.source_rows >= 0
+        assert one.input_ids[own].tolist() == (100 + one.positions[own]).tolist()
+        assert bool((one.lookback_ids[own] == 7).all())
+        is_known = ~own & (one.positions < max_model_len)
+        assert one.input_ids[is_known].tolist() == (100 + one.positions[is_known]).tolist()
+    assert any(bool((one.source_rows < 0).any()) for one in inputs.encoder_passes)
