@@ -52,7 +52,9 @@ DEFAULT_FLAGS = (
     "--logprobs-mode=raw_logits",
     "--disable-log-stats",
 )
-MAX_IDLE_STEPS = 1000  # engine steps in a row that compute nothing: the engine is stuck
+# Without a step that computes something the engine is stuck. Not counted in steps: a fast machine takes a thousand of
+# them while the child process that compiles grammars still imports.
+MAX_IDLE_S = 120.0
 
 
 @dataclass(slots=True)
@@ -138,14 +140,16 @@ class EngineDriver:
             self._engine.reset_encoder_cache()
         for request in action.add:
             self._add(request)
-        done = idle = 0
+        done, computed_s = 0, time.monotonic()
         while self._engine.has_unfinished_requests() and (action.steps is None or done < action.steps):
             seen = len(self._observer.steps)
             for output in self._engine.step():
                 self._take(output)
             done += 1
-            idle = 0 if any(self._observer.steps[seen:]) else idle + 1
-            assert idle < MAX_IDLE_STEPS, f"engine: {idle} steps in a row computed nothing"
+            if any(self._observer.steps[seen:]):
+                computed_s = time.monotonic()
+            idle_s = time.monotonic() - computed_s
+            assert idle_s < MAX_IDLE_S, f"engine: it has computed nothing for {idle_s:.0f} s and is not done"
 
     def facts(self, start_s: float, run_s: float, faults: Mapping[str, Calls]) -> RunFacts:
         """What happened; array data is in ``arrays``."""
