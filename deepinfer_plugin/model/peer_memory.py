@@ -67,7 +67,8 @@ def peer_memory_of(coordinator: "GroupCoordinator", group: distributed.ProcessGr
         epochs=torch.zeros(tiling.PEER_PROGRAMS, dtype=torch.int32, device=device),
         half_bytes=HALF_BYTES,
     )
-    weakref.finalize(peers, allocation.free)
+    # the end of the process frees it too: CUDA may be gone by then
+    weakref.finalize(peers, allocation.free).atexit = False  # type: ignore[misc]
     _prove(Ranks(rank=peers.rank, size=size, group=group, peers=peers), device)
     return peers
 
