@@ -9,6 +9,7 @@ import torch
 
 pytest.importorskip("tilelang", reason="TileLang is not installed")
 
+from deepinfer_kernels import tiling
 from deepinfer_kernels.dispatch import (
     TILELANG_OPERATIONS,
     KernelSet,
@@ -23,10 +24,10 @@ from deepinfer_kernels.hc_mix.tilelang_kernel import hc_mix_tilelang
 from deepinfer_kernels.hc_post import hc_post
 from deepinfer_kernels.hc_post.tilelang_kernel import hc_post_tilelang
 from deepinfer_kernels.kv_store import RecordFormat
-from deepinfer_kernels.moe_experts.tilelang_kernel import moe_experts_tilelang
+from deepinfer_kernels.moe_experts.tilelang_kernel import moe_experts_tilelang, weight_row
 from deepinfer_kernels.sparse_attention.reference import SlotList
 from deepinfer_kernels.sparse_attention.tilelang_kernel import sparse_attention_tilelang
-from deepinfer_kernels.tilelang_compiling import tile_launches_of, to_cuda, to_machine_code
+from deepinfer_kernels.tilelang_compiling import tile_launches_of, to_cuda, to_machine_code, value_of
 
 ROWS, WIDTH, STREAMS, HEADS, HEAD_DIM, PAGE = 3, 5120, 4, 64, 512, 64
 FORMATS = (RecordFormat.MXFP8, RecordFormat.NVFP4)
@@ -146,3 +147,16 @@ def test_the_cpu_keeps_its_references_whatever_is_chosen() -> None:
         assert not use_tilelang(_zeros(1))
     finally:
         choose_kernel_set(before)
+
+
+@pytest.mark.parametrize("width", [32, 64, 96, 128, 160, 5120])
+def test_a_tile_of_the_experts_loads_no_row_behind_the_weight(width: int) -> None:
+    """The last expert ends where its tensor ends: with 64 outputs a tile once read 64 rows behind it."""
+    half, columns = tiling.EXPERT_TILELANG_COLUMNS // 2, tiling.EXPERT_TILELANG_COLUMNS
+    for first in range(0, width, columns):  # the second product: 128 outputs in a row
+        rows = [value_of(weight_row(row, first, first + half, width, width)) for row in range(columns)]
+        assert rows == [min(first + row, width - 1) for row in range(columns)]
+    for first in range(0, width, half):  # the first one: 64 gate rows, and the up rows of the same outputs
+        rows = [value_of(weight_row(row, first, width + first, width, 2 * width)) for row in range(columns)]
+        gate = [min(first + row, width - 1) for row in range(half)]
+        assert rows == [*gate, *(width + row for row in gate)]

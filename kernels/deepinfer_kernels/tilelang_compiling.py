@@ -18,6 +18,7 @@ from tilelang.contrib import nvrtc
 from tilelang.engine.lower import lower
 from tilelang.env import CUTLASS_INCLUDE_DIR, TILELANG_TEMPLATE_PATH
 from tilelang.jit import JITImpl
+from tvm.arith import Analyzer
 from tvm.target import Target
 from tvm.tirx import Var
 
@@ -85,3 +86,8 @@ def to_machine_code(source: str, capability: int) -> bytes:
     includes = [f"-I{path}" for path in (TILELANG_TEMPLATE_PATH, CUTLASS_INCLUDE_DIR, folder, folder / "cccl")]
     options = ["-std=c++20", *includes, *DEVICE_FLAGS]
     return bytes(nvrtc.compile_cuda(source, "cubin", capability, options, verbose=True))
+
+
+def value_of(expression: Any) -> int:
+    """The integer that an index of a kernel is, where all that it is made of is known."""
+    return int(Analyzer().simplify(expression))

@@ -37,12 +37,18 @@ _UNITS = _BLOCK_K // 32  # loads of 16 bytes of one weight row in a block of col
 _STEPS = _COLUMNS * _UNITS // _THREADS
 
 
-@T.macro
-def _unpack_weights(weight, scale, weights, expert, first, second, last, start, depth):
-    """Rows ``first`` ... + 63 and ``second`` ... + 63 of the expert's weight, columns ``start`` ... + 127, as bf16.
+def weight_row(row, first, second, first_end, second_end):
+    """Row of the weight for ``row`` of a tile: ``first`` ... + 63, then ``second`` ... + 63.
 
-    Rows behind ``last`` repeat it: nothing reads their results. Columns behind ``depth`` are zero.
+    A row behind its end repeats the last one before it: nothing reads its results, but it is loaded.
     """
+    low, high = T.min(first + row, first_end - 1), T.min(second + row - _HALF, second_end - 1)
+    return T.if_then_else(row < _HALF, low, high)
+
+
+@T.macro
+def _unpack_weights(weight, scale, weights, expert, first, second, first_end, second_end, start, depth):
+    """Rows of the weight as ``weight_row`` says, columns ``start`` ... + 127, as bf16; zero from ``depth`` on."""
     lane = T.get_thread_binding(0)
     words = T.alloc_local((4,), T.int32)
     packed = T.alloc_local((4,), T.int32)
@@ -51,7 +57,7 @@ def _unpack_weights(weight, scale, weights, expert, first, second, last, start, 
     for step in T.unroll(_STEPS):
         row = (step * _THREADS + lane) // _UNITS
         unit = (step * _THREADS + lane) % _UNITS
-        n = T.if_then_else(row < _HALF, T.min(first + row, last), second - first + T.min(first + row - _HALF, last))
+        n = weight_row(row, first, second, first_end, second_end)
         if start + unit * 32 < depth:
             for v in T.vectorized(4):
                 words[v] = weight[expert, n, start // 8 + unit * 4 + v]
@@ -166,9 +172,9 @@ def experts_up_kernel(depth, intermediate, top_k, is_bf16, quantize, block_m):
                 for block in T.serial(width // _BLOCK_K):
                     start = block * _BLOCK_K
                     _gather_rows(x, sources, x_shared, count, start, block_m)
-                    _unpack_weights(
-                        weight, scale, weights, expert, first, intermediate + first, intermediate - 1, start, depth
-                    )
+                    second = intermediate + first
+                    ends = intermediate, 2 * intermediate
+                    _unpack_weights(weight, scale, weights, expert, first, second, *ends, start, depth)
                     T.fence_proxy_async()
                     T.gemm(weights, x_shared, total, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
                 T.copy(total, product)
@@ -211,7 +217,8 @@ def experts_down_kernel(depth, hidden_size, is_bf16, block_m):
                 for block in T.serial(width // _BLOCK_K):
                     start = block * _BLOCK_K
                     _gather_rows(h, rows, h_shared, count, start, block_m)
-                    _unpack_weights(weight, scale, weights, expert, first, first + _HALF, hidden_size - 1, start, depth)
+                    ends = hidden_size, hidden_size
+                    _unpack_weights(weight, scale, weights, expert, first, first + _HALF, *ends, start, depth)
                     T.fence_proxy_async()
                     T.gemm(weights, h_shared, total, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
                 T.copy(total, product)
