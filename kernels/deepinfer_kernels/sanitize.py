@@ -1,5 +1,6 @@
 """NVIDIA's compute-sanitizer over every kernel: ``python -m deepinfer_kernels.sanitize [--tool memcheck|racecheck]``.
 
+``--kernel-set tilelang`` takes the operations that have a TileLang kernel, with it.
 One child process runs each operation's small bench cases once, with PyTorch's caching of memory off: every tensor then
 has bounds of its own. Exit codes: 0 clean, 1 findings or operations not reached, 2 no sanitizer or no GPU.
 """
@@ -23,6 +24,7 @@ import torch
 
 from deepinfer_kernels.bench_all import bench_ops, cases_of
 from deepinfer_kernels.bench_sizes import TINY
+from deepinfer_kernels.dispatch import TILELANG_OPERATIONS, KernelSet, choose_kernel_set
 
 _TOOLS = ("memcheck", "racecheck")
 _BUDGET_S = 240.0
@@ -88,7 +90,14 @@ def _verdict(op: str, findings: Sequence[str], has_begun: bool, has_ended: bool)
     return Verdict(op=op, verdict=word, findings=tuple(dict.fromkeys(findings)))
 
 
-def sanitize(tool: str, ops: Sequence[str], budget_s: float, log: Path, sanitizer: str) -> list[Verdict]:
+def sanitize(
+    tool: str,
+    ops: Sequence[str],
+    budget_s: float,
+    log: Path,
+    sanitizer: str,
+    kernel_set: KernelSet = KernelSet.TRITON,
+) -> list[Verdict]:
     """Run the child under the tool; its whole output goes to ``log``.
 
     Args:
@@ -97,6 +106,7 @@ def sanitize(tool: str, ops: Sequence[str], budget_s: float, log: Path, sanitize
         budget_s: after so many seconds the child is ended; operations not reached are ``not run``.
         log: file.
         sanitizer: path of the program.
+        kernel_set: kernels of the operations.
     """
     command = [
         "env",
@@ -107,6 +117,7 @@ def sanitize(tool: str, ops: Sequence[str], budget_s: float, log: Path, sanitize
         sys.executable,
         "-m",
         "deepinfer_kernels.sanitize",
+        f"--kernel-set={kernel_set.value}",
         "--child",
         ",".join(ops),
     ]
@@ -133,15 +144,19 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     ops = bench_ops()
     parser = argparse.ArgumentParser(prog="python -m deepinfer_kernels.sanitize")
     parser.add_argument("--tool", choices=_TOOLS, default=_TOOLS[0])
-    parser.add_argument("--only", default=",".join(ops), metavar="OP,…", help="these operations only")
+    parser.add_argument("--only", metavar="OP,…", help="these operations only")
+    sets = [kernel_set.value for kernel_set in KernelSet]
+    parser.add_argument("--kernel-set", choices=sets, default=sets[0], help=f"kernels to run, default {sets[0]}")
     parser.add_argument("--budget-s", type=float, default=_BUDGET_S, help=f"seconds, default {_BUDGET_S:.0f}")
     parser.add_argument("--json", type=Path, help="file for the verdicts; the log lies beside it")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parsed = parser.parse_args(arguments)
-    parsed.only = parsed.only.split(",")
+    parsed.kernel_set = KernelSet(parsed.kernel_set)
+    known = TILELANG_OPERATIONS if parsed.kernel_set is KernelSet.TILELANG else ops
+    parsed.only = list(known) if parsed.only is None else parsed.only.split(",")
     for op in parsed.only:
-        if op not in ops:
-            parser.error(f"--only is {op!r}, expected operations among: {' '.join(ops)}")
+        if op not in known:
+            parser.error(f"--only is {op!r}, expected operations among: {' '.join(known)}")
     return parsed
 
 
@@ -149,6 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code, see the module."""
     parsed = _parse(arguments)
     if parsed.child is not None:
+        choose_kernel_set(parsed.kernel_set)
         run_ops(parsed.child.split(","))
         return 0
     sanitizer = find_sanitizer()
@@ -159,7 +175,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("sanitize: no NVIDIA GPU: torch.cuda.is_available() is False; run it on a GPU host", file=sys.stderr)  # noqa: T201
         return 2
     log = parsed.json.with_suffix(".log") if parsed.json else Path(tempfile.mkdtemp(), f"{parsed.tool}.log")
-    verdicts = sanitize(parsed.tool, parsed.only, parsed.budget_s, log, sanitizer)
+    verdicts = sanitize(parsed.tool, parsed.only, parsed.budget_s, log, sanitizer, parsed.kernel_set)
     if parsed.json is not None:
         content: Mapping[str, object] = {"tool": parsed.tool, "ops": [asdict(verdict) for verdict in verdicts]}
         parsed.json.write_text(json.dumps(content, indent=1))

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from deepinfer_kernels import sanitize as driver
+from deepinfer_kernels.dispatch import TILELANG_OPERATIONS, KernelSet
 from deepinfer_kernels.sanitize import Verdict, main, read_verdicts, sanitize
 
 _MEMCHECK = """========= COMPUTE-SANITIZER
@@ -65,7 +66,7 @@ def test_the_child_runs_without_cached_memory_and_its_output_is_read(tmp_path: P
     assert verdict.verdict == "clean"
     log = (tmp_path / "log").read_text()
     assert "1 --tool=racecheck" in log
-    assert log.count("--child rope") == 1
+    assert log.count("--kernel-set=triton --child rope") == 1
 
 
 def test_a_child_beyond_its_budget_is_ended_and_the_rest_counts_as_not_run(tmp_path: Path) -> None:
@@ -81,3 +82,14 @@ def test_without_the_tool_the_exit_code_is_2(
     monkeypatch.setenv("PATH", "")
     assert main([]) == 2
     assert "compute-sanitizer is not on PATH" in capsys.readouterr().err
+
+
+def test_the_other_kernel_set_has_its_own_operations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tool = _tool(tmp_path, 'echo "operation begins: hc_mix"; echo "$*"; echo "operation ends: hc_mix"')
+    (verdict,) = sanitize("memcheck", ["hc_mix"], 60.0, tmp_path / "log", tool, KernelSet.TILELANG)
+    assert verdict.verdict == "clean"
+    assert "--kernel-set=tilelang --child hc_mix" in (tmp_path / "log").read_text()
+    assert tuple(driver._parse(["--kernel-set", "tilelang"]).only) == TILELANG_OPERATIONS
+    with pytest.raises(SystemExit):
+        main(["--kernel-set", "tilelang", "--only", "rope"])
+    assert "--only is 'rope', expected operations among: engram_gate" in capsys.readouterr().err

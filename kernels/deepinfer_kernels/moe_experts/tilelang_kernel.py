@@ -7,6 +7,8 @@ are walked in ascending blocks of 128, inside a block code 0 of every 16-bit wor
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 # mypy: disable-error-code="valid-type, name-defined, index, misc, no-any-return"
+from typing import Any
+
 import tilelang
 import tilelang.language as T
 import torch
@@ -37,7 +39,7 @@ _UNITS = _BLOCK_K // 32  # loads of 16 bytes of one weight row in a block of col
 _STEPS = _COLUMNS * _UNITS // _THREADS
 
 
-def weight_row(row, first, second, first_end, second_end):
+def weight_row(row: Any, first: Any, second: Any, first_end: Any, second_end: Any) -> Any:
     """Row of the weight for ``row`` of a tile: ``first`` ... + 63, then ``second`` ... + 63.
 
     A row behind its end repeats the last one before it: nothing reads its results, but it is loaded.
