@@ -6,7 +6,7 @@ one's memory (another host, another container, no link) all of them go without, 
 
 import weakref
 from ctypes import c_void_p
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -67,7 +67,7 @@ def peer_memory_of(coordinator: "GroupCoordinator", group: distributed.ProcessGr
         epochs=torch.zeros(tiling.PEER_PROGRAMS, dtype=torch.int32, device=device),
         half_bytes=HALF_BYTES,
     )
-    # the end of the process frees it too: CUDA may be gone by then
+    # Not when the process ends: that frees it, and CUDA would wait there for an exchange whose other rank is gone.
     weakref.finalize(peers, allocation.free).atexit = False  # type: ignore[misc]
     _prove(Ranks(rank=peers.rank, size=size, group=group, peers=peers), device)
     return peers
@@ -77,7 +77,7 @@ class _Allocation:
     """This rank's memory and where it sees that of the others; ``addresses`` is None where one is out of reach."""
 
     def __init__(self, coordinator: "GroupCoordinator", num_bytes: int) -> None:
-        from vllm.distributed.device_communicators.cuda_wrapper import CudaRTLibrary, cudaIpcMemHandle_t
+        from vllm.distributed.device_communicators.cuda_wrapper import CudaRTLibrary
 
         self.addresses: list[int] | None = None
         self._library, self._own = CudaRTLibrary(), c_void_p()
@@ -87,30 +87,46 @@ class _Allocation:
         if any(one.device not in other.reachable for one in all_told for other in all_told):
             logger.info_once("GPUs of the group cannot map each other's memory: exchanges go through NCCL")
             return
-        self._own = self._library.cudaMalloc(num_bytes)
-        self._library.cudaMemset(self._own, 0, num_bytes)
-        torch.cuda.synchronize(coordinator.device)
-        handle = bytes(self._library.cudaIpcGetMemHandle(self._own))
-        all_told = _tell(coordinator, _Told(device=told.device, reachable=told.reachable, handle=handle))
-        addresses, why_not = [], ""
-        for rank, one in enumerate(all_told):
-            if rank == coordinator.rank_in_group:
-                addresses.append(self._own.value)
+        handle, why_not = self._allocate(num_bytes, coordinator.device)
+        all_told = _tell(coordinator, replace(told, handle=handle, why_not=why_not))
+        addresses = None
+        if all(one.handle is not None for one in all_told):
+            addresses, why_not = self._map(all_told, coordinator.rank_in_group)
+            all_told = _tell(coordinator, replace(told, why_not=why_not))
+        if reasons := {one.why_not for one in all_told} - {""}:
+            logger.warning_once("Memory of the GPUs cannot be mapped (%s): exchanges go through NCCL", max(reasons))
+            self.free()
+            return
+        self.addresses = addresses
+
+    def _allocate(self, num_bytes: int, device: torch.device) -> tuple[bytes | None, str]:
+        """The handle of this rank's memory, or why there is none."""
+        try:
+            self._own = self._library.cudaMalloc(num_bytes)
+            self._library.cudaMemset(self._own, 0, num_bytes)
+            torch.cuda.synchronize(device)
+            return bytes(self._library.cudaIpcGetMemHandle(self._own)), ""
+        except RuntimeError as error:
+            self._library.cudaGetLastError()
+            return None, str(error)
+
+    def _map(self, all_told: list[_Told], rank: int) -> tuple[list[int], str]:
+        """Where the memory of every rank is, and why that of one cannot be reached."""
+        from vllm.distributed.device_communicators.cuda_wrapper import cudaIpcMemHandle_t
+
+        addresses = []
+        for other, one in enumerate(all_told):
+            if other == rank:
+                addresses.append(int(self._own.value or 0))
                 continue
             assert one.handle is not None, "every rank has allocated"
             try:
                 opened = self._library.cudaIpcOpenMemHandle(cudaIpcMemHandle_t.from_buffer_copy(one.handle))
             except RuntimeError as error:
-                why_not = str(error)
                 self._library.cudaGetLastError()
-                break
-            addresses.append(opened.value)
-        reasons = {one.why_not for one in _tell(coordinator, _Told(device="", reachable=frozenset(), why_not=why_not))}
-        if reasons != {""}:
-            logger.warning_once("Memory of the GPUs cannot be mapped (%s): exchanges go through NCCL", max(reasons))
-            self.free()
-            return
-        self.addresses = [int(address or 0) for address in addresses]
+                return addresses, str(error)
+            addresses.append(int(opened.value or 0))
+        return addresses, ""
 
     def free(self) -> None:
         """Give this rank's memory back; the process ends with the mappings of the others."""

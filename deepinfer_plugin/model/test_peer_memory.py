@@ -1,113 +1,131 @@
-"""Ranks have memory of each other all together or not at all, give it back, and trust it after a comparison only."""
+"""Memory of the ranks of a host: what one cannot get, all go without. The CUDA runtime is a stand-in."""
 
-# ruff: noqa: N802 (names of the CUDA runtime)
 from __future__ import annotations
 
 import gc
+import weakref
+from collections.abc import Callable
 from ctypes import c_void_p
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from deepinfer_batch_invariant.collectives import Ranks
-from deepinfer_kernels import tiling
-from deepinfer_kernels.peer_exchange import PeerMemory
-from deepinfer_plugin.errors import EngineError
-from deepinfer_plugin.model import peer_memory
-
 pytestmark = pytest.mark.usefixtures("vllm_variables")
 
-OWN, OTHER = 4096, 8192
+OWN, MAPPED = 1 << 20, 1 << 21
+CALLS = ["cudaMalloc", "cudaMemset", "cudaIpcGetMemHandle", "cudaIpcOpenMemHandle"]
+Answer = Callable[[Any], Any]
 
 
-class Library:
-    """Stands in for the CUDA runtime of rank 0."""
+@dataclass
+class Runtime:
+    """Notes its calls; the one that is named fails."""
 
-    freed: list[int | None]
-    fails_to_open = False
+    fails: str = ""
+    calls: list[str] = field(default_factory=list)
 
-    def cudaMalloc(self, size: int) -> c_void_p:
-        assert size > 0
-        return c_void_p(OWN)
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any) -> Any:
+            self.calls.append(name)
+            if name == self.fails:
+                raise RuntimeError(f"CUDART error: {name}")
+            found = {"cudaMalloc": c_void_p(OWN), "cudaIpcGetMemHandle": bytes(128)}
+            return found.get(name, c_void_p(MAPPED))
 
-    def cudaMemset(self, address: c_void_p, value: int, size: int) -> None:
-        assert (address.value, value) == (OWN, 0)
-
-    def cudaIpcGetMemHandle(self, address: c_void_p) -> Any:
-        from vllm.distributed.device_communicators.cuda_wrapper import cudaIpcMemHandle_t
-
-        assert address.value == OWN
-        return cudaIpcMemHandle_t()
-
-    def cudaIpcOpenMemHandle(self, handle: Any) -> c_void_p:
-        if self.fails_to_open:
-            raise RuntimeError("CUDART error: invalid resource handle")
-        return c_void_p(OTHER)
-
-    def cudaGetLastError(self) -> int:
-        return 0
-
-    def cudaFree(self, address: c_void_p) -> None:
-        self.freed.append(address.value)
+        return call
 
 
-@pytest.fixture
-def two_ranks(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Rank 0 of two; ``why_not`` is what rank 1 says of its own attempt, ``reachable`` what it can reach."""
+@dataclass
+class Host:
+    """A rank's view: its runtime, and what it has told the other one, whose answers are ``answer`` of them."""
+
+    runtime: Runtime
+    told: list[Any]
+
+    def peers(self) -> Any:
+        from deepinfer_plugin.model.peer_memory import peer_memory_of
+
+        coordinator: Any = SimpleNamespace(
+            world_size=2, rank_in_group=0, device=torch.device("cpu"), cpu_group="the processes"
+        )
+        return peer_memory_of(coordinator, None)  # type: ignore[arg-type]
+
+
+def host(monkeypatch: pytest.MonkeyPatch, *, fails: str = "", answer: Answer = lambda told: told) -> Host:
     from vllm.distributed import parallel_state
     from vllm.distributed.device_communicators import cuda_wrapper
 
-    other = SimpleNamespace(why_not="", reachable=frozenset({"A", "B"}), asked=0)
+    from deepinfer_plugin.model import peer_memory
+
+    found = Host(runtime=Runtime(fails=fails), told=[])
 
     def tell(coordinator: Any, told: Any) -> list[Any]:
-        other.asked += 1
-        mine = replace(told, device="B", reachable=other.reachable, why_not=other.why_not)
-        return [told, mine]
+        found.told.append(told)
+        return [told, answer(told)]
 
-    monkeypatch.setattr(Library, "freed", [], raising=False)
-    monkeypatch.setattr(cuda_wrapper, "CudaRTLibrary", Library)
+    monkeypatch.setattr(parallel_state, "in_the_same_node_as", lambda group, source: [True, True])
+    monkeypatch.setattr(cuda_wrapper, "CudaRTLibrary", lambda: found.runtime)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(peer_memory, "_devices_within_reach", lambda device: ["GPU-5a"])
     monkeypatch.setattr(peer_memory, "_tell", tell)
-    monkeypatch.setattr(peer_memory, "_devices_within_reach", lambda device: ["A", "B"])
-    monkeypatch.setattr(parallel_state, "in_the_same_node_as", lambda group, rank: [True, True])
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
-    other.coordinator = SimpleNamespace(world_size=2, rank_in_group=0, device=torch.device("cpu"), cpu_group=None)
-    return other
-
-
-def test_ranks_that_reach_each_other_share_memory_and_give_it_back(
-    two_ranks: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr(peer_memory, "_prove", lambda ranks, device: None)
-    peers = peer_memory.peer_memory_of(two_ranks.coordinator, None)  # type: ignore[arg-type]
-    assert peers is not None
-    assert (peers.addresses.tolist(), peers.epochs.tolist()) == ([OWN, OTHER], [0] * tiling.PEER_PROGRAMS)
-    assert Library.freed == []
+    return found
+
+
+def test_memory_is_freed_with_its_last_user_and_not_when_the_process_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = host(monkeypatch)
+    peers = one.peers()
+    assert peers.addresses.tolist() == [OWN, MAPPED]
+    assert one.runtime.calls == CALLS
+    (finalizer,) = (other for other in weakref.finalize._registry if other.peek()[0] is peers)  # type: ignore[attr-defined]
+    assert not finalizer.atexit, "CUDA waits there for an exchange whose other rank is gone"
     del peers
     gc.collect()
-    assert Library.freed == [OWN]
+    assert one.runtime.calls == [*CALLS, "cudaFree"]
 
 
-def test_a_rank_out_of_reach_leaves_all_without(two_ranks: Any) -> None:
-    two_ranks.reachable = frozenset({"B"})
-    assert peer_memory.peer_memory_of(two_ranks.coordinator, None) is None  # type: ignore[arg-type]
-    assert (two_ranks.asked, Library.freed) == (1, [])
-
-
-@pytest.mark.parametrize("who", ["this", "other"])
-def test_memory_that_one_rank_cannot_map_leaves_all_without(
-    who: str, two_ranks: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("fails", CALLS)
+def test_what_a_rank_cannot_get_it_tells_the_others_and_goes_without(
+    fails: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Library, "fails_to_open", who == "this")
-    two_ranks.why_not = "" if who == "this" else "not permitted"
-    assert peer_memory.peer_memory_of(two_ranks.coordinator, None) is None  # type: ignore[arg-type]
-    assert (two_ranks.asked, Library.freed) == (3, [OWN]), "every rank hears of the failure, and gives its memory back"
+    one = host(monkeypatch, fails=fails)
+    assert one.peers() is None
+    assert one.told[-1].why_not == f"CUDART error: {fails}"
+    freed = [] if fails == "cudaMalloc" else ["cudaFree"]
+    assert one.runtime.calls == [*CALLS[: CALLS.index(fails) + 1], "cudaGetLastError", *freed]
+
+
+@pytest.mark.parametrize(("has_handle", "num_told"), [(False, 2), (True, 3)])
+def test_what_another_rank_cannot_get_this_one_goes_without(
+    has_handle: bool, num_told: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(told: Any) -> Any:
+        if not has_handle:  # it cannot allocate
+            return replace(told, handle=None, why_not="no memory" if told.handle else "")
+        return replace(told, why_not="" if told.handle else "not mapped")
+
+    one = host(monkeypatch, answer=answer)
+    assert one.peers() is None
+    assert len(one.told) == num_told, "the ranks would wait for each other"
+    assert one.runtime.calls[-1] == "cudaFree"
+
+
+def test_where_a_gpu_is_out_of_reach_nothing_is_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = host(monkeypatch, answer=lambda told: replace(told, device="GPU-77"))
+    assert one.peers() is None
+    assert one.runtime.calls == []
 
 
 @pytest.mark.parametrize("broken", [None, "gather_columns", "merge_rows"])
 def test_other_bytes_than_the_communicator_end_the_start(broken: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    from deepinfer_batch_invariant.collectives import Ranks
+    from deepinfer_kernels.peer_exchange import PeerMemory
+    from deepinfer_plugin.errors import EngineError
+    from deepinfer_plugin.model import peer_memory
+
     def exchange(name: str) -> Any:
         return lambda ranks, x, *owner, **options: x + int(ranks.peers is not None and name == broken)
 

@@ -69,14 +69,19 @@ def find_machine() -> Machine:
 def visible_gpus() -> tuple[str, ...]:
     """The NVIDIA devices that this process may use, named as CUDA_VISIBLE_DEVICES names them: numbers or UUIDs.
 
-    As CUDA reads it, the list ends in front of the first entry that is no device.
+    As CUDA reads it, the first entry says which of these they are, the list ends in front of the first entry that is
+    none, and one that comes twice hides all. Of several MIG instances CUDA uses the first.
     """
     numbers = [str(number) for number in range(_count_nvidia())]
     visible = envs.cuda_visible_devices()
     if visible is None or not numbers:
         return tuple(numbers)
     entries = [entry.strip() for entry in visible.split(",")]
-    return tuple(itertools.takewhile(lambda entry: entry in numbers or entry.startswith(("GPU-", "MIG-")), entries))
+    kind = next((prefix for prefix in ("GPU-", "MIG-") if entries[0].startswith(prefix)), "")
+    named = list(itertools.takewhile(lambda entry: entry.startswith(kind) if kind else entry in numbers, entries))
+    if len(set(named)) < len(named):
+        return ()
+    return tuple(named[:1] if kind == "MIG-" else named)
 
 
 def decide(accelerator: Accelerator, machine: Machine) -> Decision:

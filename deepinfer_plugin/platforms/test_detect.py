@@ -149,6 +149,13 @@ def test_hidden_gpus_do_not_count(monkeypatch: pytest.MonkeyPatch, visible: str 
         ("1,3,0", ("1",)),
         ("0,-1,1", ("0",)),
         ("GPU-5a,GPU-77", ("GPU-5a", "GPU-77")),
+        ("0,0", ()),
+        ("0,1,0", ()),
+        ("GPU-5a,GPU-5a", ()),
+        ("0,GPU-77", ("0",)),
+        ("GPU-5a,1", ("GPU-5a",)),
+        ("GPU-5a,MIG-77", ("GPU-5a",)),
+        ("MIG-5a,MIG-77", ("MIG-5a",)),
     ],
 )
 def test_gpus_are_named_as_the_user_lists_them(

@@ -101,7 +101,7 @@ class DeepInferSampler(Sampler):
         sampler.sum_smaller = SumSmaller(states.max_num_reqs)
         sampler.forced_top_k = ForcedTopK(states.max_num_reqs, states.device)
         sampler.row_parameters = RowParameters()
-        sampler.has_foreign_processors = not all(isinstance(one, _STOCK_PROCESSORS) for one in stock.logits_processors)
+        sampler.has_foreign_processors = any(type(one) not in _STOCK_PROCESSORS for one in stock.logits_processors)
         sampler.is_stale = True
         # of a step in which every request has one row, and none is in its prompt
         sampler.one_each = torch.ones(states.max_num_reqs, dtype=torch.int32, device=states.device)

@@ -24,6 +24,7 @@ DRAWN: dict[str, Any] = {"temperature": 0.7, "top_p": 0.5, "seed": 1}
 FREE: dict[str, Any] = {"temperature": 0.7, "seed": 1}
 STEPS = {"greedy": [GREEDY, GREEDY], "mixed": [GREEDY, DRAWN], "free": [FREE, FREE], "beside": [FREE, DRAWN]}
 OTHER: dict[str, Any] = {"temperature": 1.3, "top_k": 4, "min_p": 0.05, "seed": 9}
+FOREIGN = ("LogitsProcessor", "BadWordsState")
 # Steps in a row: the slots of each, and the requests that take a slot before it.
 FLIPS: list[tuple[list[int], dict[int, dict[str, Any]]]] = [
     ([0, 1], {0: GREEDY, 1: GREEDY}),
@@ -38,10 +39,12 @@ FLIPS: list[tuple[list[int], dict[int, dict[str, Any]]]] = [
 ]
 
 
-def _sampler(num_slots: int) -> Any:
+def _sampler(num_slots: int, base: str = "") -> Any:
+    """Our sampler; with ``base`` it has a processor that extends this class of vLLM's and counts its calls."""
     import torch
     from vllm.v1.worker.cpu.buffer_utils import UvaBuffer
     from vllm.v1.worker.gpu import buffer_utils
+    from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcRequestState
     from vllm.v1.worker.gpu.sample.sampler import Sampler
     from vllm.v1.worker.gpu.states import RequestState
 
@@ -51,7 +54,37 @@ def _sampler(num_slots: int) -> Any:
     config: Any = SimpleNamespace(reasoning_config=None, speculative_config=None)
     with mock.patch.object(buffer_utils, "UvaBuffer", UvaBuffer):  # as vLLM's CPU worker does
         states = RequestState(num_slots, 64, 64, 0, VOCABULARY, device)
-        return DeepInferSampler.adopt(Sampler(config, num_slots, VOCABULARY, device, states))
+        others = [_counting(base)(config, LogitsProcRequestState.from_request_state(states))] if base else []
+        return DeepInferSampler.adopt(
+            Sampler(config, num_slots, VOCABULARY, device, states, custom_logits_processors=others)
+        )
+
+
+def _counting(base: str) -> Any:
+    from vllm.v1.worker.gpu.sample.bad_words import BadWordsState
+    from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor
+
+    class Plain(LogitsProcessor):
+        def __init__(self, vllm_config: Any, req_states: Any) -> None:
+            del vllm_config, req_states
+
+        def add_request(self, req_idx: int, sampling_params: Any) -> bool:
+            return False
+
+        def apply(self, logits: Any, ctx: Any) -> Any:
+            return logits
+
+    kind: Any = {"LogitsProcessor": Plain, "BadWordsState": BadWordsState}[base]
+
+    class Counting(kind):
+        """Stages something in every step, whether a request has come or not."""
+
+        num_calls = 0
+
+        def apply_staged_writes(self) -> None:
+            self.num_calls += 1
+
+    return Counting
 
 
 def _take(sampler: Any, requests: dict[int, dict[str, Any]]) -> None:
@@ -96,6 +129,14 @@ def _flip() -> dict[str, Any]:
         is_drawn, drawn_for = draw.call_args.args[1].tolist(), draw.call_args.args[4].tolist()
         positions.append([place for place, drawn in zip(drawn_for, is_drawn, strict=True) if drawn])
     return {"found": found, "wanted": wanted, "copies": copies, "positions": positions}
+
+
+def _calls_of(base: str) -> int:
+    """How often a processor of somebody else may make what it staged visible in three steps."""
+    sampler = _sampler(2, base)
+    for joined in ({0: GREEDY}, {}, {}):
+        _take(sampler, joined)
+    return int(sampler.logits_processors[3].num_calls)
 
 
 def _count_samples(has_prefill: bool) -> list[list[int]]:
@@ -148,6 +189,7 @@ def main() -> None:
     platform_class()  # before torch, Triton and vLLM are imported
     found: dict[str, Any] = {name: _sample(requests) for name, requests in STEPS.items()}
     found["flips"] = _flip()
+    found["calls"] = {base: _calls_of(base) for base in FOREIGN}
     found["counts"] = [_count_samples(has_prefill) for has_prefill in (False, True)]
     sys.stdout.write(json.dumps(found) + "\n")
 
@@ -200,6 +242,12 @@ def test_noise_is_that_of_the_position_behind_the_one_read(steps: dict[str, Any]
 
 def test_parameters_are_copied_only_in_steps_that_bring_a_request(steps: dict[str, Any]) -> None:
     assert steps["flips"]["copies"] == [int(bool(joined)) for _, joined in FLIPS]
+
+
+@pytest.mark.parametrize("base", FOREIGN)
+def test_a_processor_of_somebody_else_is_asked_in_every_step(base: str, steps: dict[str, Any]) -> None:
+    """Also one that extends a processor of vLLM's: what it stages, and when, only its author knows."""
+    assert steps["calls"][base] == 3
 
 
 def test_a_request_in_the_middle_of_its_prompt_samples_nothing(steps: dict[str, Any]) -> None:

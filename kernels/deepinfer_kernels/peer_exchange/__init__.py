@@ -108,9 +108,12 @@ def _exchange(
     from deepinfer_kernels.peer_exchange.triton_kernel import peer_exchange_triton
 
     words = columns * out.element_size() // WORD_BYTES
-    peer_exchange_triton(peers, _words(x.contiguous()), owner, _words(out), words, is_cut=is_cut)
+    peer_exchange_triton(peers, _words(x), owner, _words(out), words, is_cut=is_cut)
 
 
 def _words(x: torch.Tensor) -> torch.Tensor:
-    """[size in words] int32."""
-    return x.view(-1).view(torch.int32)
+    """[size in words] int32; a copy where ``x`` has gaps or begins inside a word."""
+    x = x.contiguous().view(-1)
+    if x.storage_offset() * x.element_size() % WORD_BYTES != 0:
+        x = x.clone()
+    return x.view(torch.int32)

@@ -43,6 +43,13 @@ def test_the_kernel_compiles_with_wide_stores_and_published_flags(is_cut: bool, 
     assert "bar.sync" in ptx[waits.end() :], "a thread may read before the flag is seen"
 
 
+@pytest.mark.parametrize("columns", [slice(0, 2), slice(1, 3), slice(2, 4)])
+def test_a_row_that_begins_inside_a_word_is_copied(columns: slice) -> None:
+    row = torch.arange(5, dtype=torch.int16)[None, columns]
+    (launch,) = launches_of(lambda: gather_columns(peers(), row))
+    assert launch.arguments["x_ptr"].view(torch.int16).tolist() == row[0].tolist()
+
+
 def test_memory_holds_flags_and_two_halves() -> None:
     assert memory_bytes(2, 1 << 20) == 2 * 64 * 4 + (2 << 20)
     assert peers().holds(torch.zeros(1, 2, dtype=torch.bfloat16), 4)
