@@ -23,7 +23,6 @@ from torch import distributed
 from deepinfer_batch_invariant.collectives import Ranks
 from deepinfer_batch_invariant.pins import ENVIRONMENT_PINS
 from deepinfer_plugin.cli.console import say
-from deepinfer_plugin.model.peer_memory import peer_memory_of
 
 ROWS = (1, 16, 64, 1024, 4096)
 COLUMNS = 4096  # of a rank: the grouped output projection of the released model on two ranks
@@ -61,6 +60,8 @@ def _ranks(device: torch.device) -> Ranks:
 
 def _with_peers(ranks: Ranks, device: torch.device) -> dict[str, Ranks]:
     """The ranks with memory of each other, if they can have it."""
+    from deepinfer_plugin.model.peer_memory import peer_memory_of
+
     coordinator: Any = SimpleNamespace(
         world_size=ranks.size,
         rank_in_group=ranks.rank,
