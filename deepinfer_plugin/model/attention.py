@@ -85,22 +85,22 @@ class Attention(nn.Module):
         """
         x = given.x
         query_rows, key_value = self._latents(given)
-        query = self.wq_b(query_rows, x.dtype).view(-1, self.num_heads, self.head_dim)
         if step is None:
-            return self._project(query, streams, mix), selection
+            return self._project(self._queries(query_rows, x), streams, mix), selection
+        if self.indexer is None or self._entries is None:
+            query = self._rotated(query_rows, key_value, x, step)
+        else:
+            with self.side.fork(x):
+                index_query = self.indexer.query(x, query_rows, step)
+            if step.writes_entries:
+                self.write_entries(x, step)
+            self.side.join(x)
+            with self.side.fork(x):
+                query = self._rotated(query_rows, key_value, x, step)
+            selection = self.indexer.select(index_query, self._entries[1], step, selection)
+            self.side.join(x)
         rotation = step.rotation(self.ratio)
-        query = rope(query, rotation.cos, rotation.sin)
         window = self.window.metadata(step.attn_metadata)
-        store_records(
-            self.window.kv_cache,
-            step.token_write_slots(window),
-            rope(key_value, rotation.cos, rotation.sin),
-            self.records.window_format,
-        )
-        if step.writes_entries:
-            self.write_entries(x, step)
-        if self.indexer is not None and self._entries is not None:
-            selection = self.indexer.select(x, query_rows, self._entries[1], step, selection)
         has_entries = self._entries is not None and selection is not None
         out = sparse_attention(
             query,
@@ -117,6 +117,22 @@ class Attention(nn.Module):
             sin=rotation.sin,
         )
         return self._project(out, streams, mix), selection
+
+    def _queries(self, query_rows: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """Queries of this rank's heads, not rotated: [num_tokens, num_heads, head_dim]."""
+        return self.wq_b(query_rows, x.dtype).view(-1, self.num_heads, self.head_dim)
+
+    def _rotated(self, query_rows: torch.Tensor, key_value: torch.Tensor, x: torch.Tensor, step: Step) -> torch.Tensor:
+        """Rotated queries [num_tokens, num_heads, head_dim]; the rows' keys go to the window."""
+        rotation = step.rotation(self.ratio)
+        query = rope(self._queries(query_rows, x), rotation.cos, rotation.sin)
+        store_records(
+            self.window.kv_cache,
+            step.token_write_slots(self.window.metadata(step.attn_metadata)),
+            rope(key_value, rotation.cos, rotation.sin),
+            self.records.window_format,
+        )
+        return query
 
     def _latents(self, given: SublayerInput) -> tuple[torch.Tensor, torch.Tensor]:
         """Latent queries for the products that read them, and keys [num_tokens, head_dim]; both normed."""

@@ -22,6 +22,7 @@ from deepinfer_plugin.model.block import Block
 from deepinfer_plugin.model.config import ModelConfig
 from deepinfer_plugin.model.context import BuildContext
 from deepinfer_plugin.model.engram import ngram_ids
+from deepinfer_plugin.model.graph_logits import GraphLogits
 from deepinfer_plugin.model.hyper_connection import identity_pre_mix
 from deepinfer_plugin.model.indexer import Selection
 from deepinfer_plugin.model.linear import Embedding, Head, RMSNorm, frozen
@@ -84,6 +85,7 @@ class DeepseekV41ForCausalLM(nn.Module, SupportsMultiModal):
         self._tapped: tuple[int, ...] = ()
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.head = Head(config.vocab_size, config.hidden_size, ranks)
+        self.graph_logits = GraphLogits.of_engine(vllm_config, config.vocab_size)
         if vllm_config.model_config.supports_multimodal_inputs:
             self.checkpoint_groups = ("text", "vision")
             self._build_vision()
@@ -246,6 +248,7 @@ class DeepseekV41ForCausalLM(nn.Module, SupportsMultiModal):
             embedded = self.embed_input_ids(input_ids) if inputs_embeds is None else inputs_embeds
             streams, pre = self._encode(embedded, compressed_ids, step)
         hidden_states, taps = self._decode(streams, pre, compressed_ids, step, replay)
+        self.graph_logits.capture(hidden_states, self._logits)
         return (hidden_states, taps) if self._tapped else hidden_states
 
     def replay_windows(self, passes: Iterable[EncoderPassInputs], positions: torch.Tensor) -> None:
@@ -324,7 +327,11 @@ class DeepseekV41ForCausalLM(nn.Module, SupportsMultiModal):
         return self.norm(hc_collapse(streams, pre)), taps
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """hidden_states: [num_rows, hidden_size] -> [num_rows, vocab_size] fp32."""
+        """hidden_states: [num_rows, hidden_size] -> [num_rows, vocab_size] fp32, valid until the next step."""
+        ready = self.graph_logits.take(hidden_states.shape[0])
+        return self._logits(hidden_states) if ready is None else ready
+
+    def _logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         return self.head(hidden_states, torch.float32)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:

@@ -30,6 +30,19 @@ class Selection:
     candidates: torch.Tensor | None
 
 
+@dataclass(frozen=True, slots=True)
+class IndexQuery:
+    """Rows of an index source, ready to be scored.
+
+    heads: [num_tokens, index_n_heads, index_head_dim], rotated; weights: [num_tokens, index_n_heads], of the heads'
+    scores; num_visible: [num_tokens] int64, entries that a row may choose from.
+    """
+
+    heads: torch.Tensor
+    weights: torch.Tensor
+    num_visible: torch.Tensor
+
+
 class IndexKeys(nn.Module):
     """Index keys of a KV source, made from its unrotated latents."""
 
@@ -73,59 +86,58 @@ class Indexer(IndexKeys):
         self.weights_proj = PlainLinear(self.num_heads, config.hidden_size)
         self.weight_scale = self.head_dim**-0.5 * self.num_heads**-0.5
 
-    def select(
-        self,
-        x: torch.Tensor,
-        query_rows: torch.Tensor,
-        key_cache: CacheLayer,
-        step: Step,
-        previous: Selection | None,
-    ) -> Selection:
-        """Choose entries for every row.
+    def query(self, x: torch.Tensor, query_rows: torch.Tensor, step: Step) -> IndexQuery:
+        """What the rows look for; it needs no key, so it can be made while those of the step are stored.
 
         Args:
             x: [num_tokens, hidden_size], attn-normed.
             query_rows: [num_tokens, ...], latent queries as ``latent_projections`` gives them.
-            key_cache: index keys of the KV source.
+            step: the batch.
+        """
+        rotation = step.rotation(self.ratio)
+        query = self.wq_b(query_rows, x.dtype).view(-1, self.num_heads, self.head_dim)
+        query = rope(query, rotation.cos, rotation.sin)
+        if self.arithmetic.quantize:
+            query = mxfp4_fake_quant(query)
+        return IndexQuery(query, self.weights_proj(x) * self.weight_scale, step.num_visible(self.ratio))
+
+    def select(self, query: IndexQuery, key_cache: CacheLayer, step: Step, previous: Selection | None) -> Selection:
+        """Choose entries for every row.
+
+        Args:
+            query: of the rows.
+            key_cache: index keys of the KV source, those of this step included.
             step: the batch.
             previous: selection of the index source before this one; carries the candidate blocks.
         """
-        scores, num_visible = self._scores(x, query_rows, key_cache, step)
+        scores = self._scores(query, key_cache, step)
         candidates = previous.candidates if previous is not None else None
         if self.publishes_candidates:
-            candidates = candidate_blocks(scores, num_visible, self.num_candidate_blocks, self.candidate_block_size)
+            candidates = candidate_blocks(
+                scores, query.num_visible, self.num_candidate_blocks, self.candidate_block_size
+            )
         elif candidates is not None:
             scores = mask_to_candidates(scores, candidates, self.candidate_block_size)
         metadata = key_cache.metadata(step.attn_metadata)
         slots = entry_slots(
-            topk_indices(scores, self.topk, num_visible),
+            topk_indices(scores, self.topk, query.num_visible),
             step.req_idx,
             metadata.block_table,
             metadata.block_size // self.ratio,
         )
         return Selection(slots, candidates)
 
-    def _scores(
-        self, x: torch.Tensor, query_rows: torch.Tensor, key_cache: CacheLayer, step: Step
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        rotation = step.rotation(self.ratio)
-        query = self.wq_b(query_rows, x.dtype).view(-1, self.num_heads, self.head_dim)
-        query = rope(query, rotation.cos, rotation.sin)
-        if self.arithmetic.quantize:
-            query = mxfp4_fake_quant(query)
-        weights = self.weights_proj(x) * self.weight_scale
-        num_visible = (step.positions + 1) // self.ratio
+    def _scores(self, query: IndexQuery, key_cache: CacheLayer, step: Step) -> torch.Tensor:
         metadata = key_cache.metadata(step.attn_metadata)
-        scores = indexer_logits(
-            query,
-            weights,
+        return indexer_logits(
+            query.heads,
+            query.weights,
             key_cache.kv_cache,
             metadata.block_table,
             step.req_idx,
-            num_visible,
+            query.num_visible,
             max(step.max_seq_len // self.ratio, 1),
             fmt=self.format,
             entries_per_block=metadata.block_size // self.ratio,
             round_bf16=self.arithmetic.is_exact_bf16,
         )
-        return scores, num_visible

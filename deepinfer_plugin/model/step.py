@@ -65,6 +65,7 @@ class Step:
         self._has_replayed_rows = has_replayed_rows
         self._rotations: dict[tuple[int, int], Rotation] = {}
         self._window_slots: dict[int, torch.Tensor] = {}
+        self._num_visible: dict[int, torch.Tensor] = {}
 
     @classmethod
     def of_batch(
@@ -94,7 +95,7 @@ class Step:
             floors=request_floors[self.req_idx.clamp_min(0).long()],
             is_image=self.is_image,
         )
-        step._rotations = self._rotations
+        step._rotations, step._num_visible = self._rotations, self._num_visible
         return step
 
     def kept(self, rows: torch.Tensor) -> "Step":
@@ -139,6 +140,12 @@ class Step:
     def entry_rotation(self, ratio: int) -> Rotation:
         """Rotation of a compressed entry: at the first token of the group that the row's token belongs to."""
         return self._rotation(self.positions - self.positions % ratio, 1, ratio)
+
+    def num_visible(self, ratio: int) -> torch.Tensor:
+        """[num_rows] int64: compressed entries of the request that a row may see, those closed up to its token."""
+        if ratio not in self._num_visible:
+            self._num_visible[ratio] = (self.positions + 1) // ratio
+        return self._num_visible[ratio]
 
     def window_slots(self, metadata: "CacheMetadata") -> torch.Tensor:
         """[num_rows, sliding_window] int64 token slots, ascending positions first, then -1."""

@@ -32,11 +32,12 @@ from deepinfer_plugin.cli.console import say
 from deepinfer_plugin.errors import InputError, SettingError
 from deepinfer_plugin.platforms.capabilities import Capabilities
 from deepinfer_plugin.platforms.detect import current_decision
-from deepinfer_plugin.settings import Settings
+from deepinfer_plugin.settings import Accelerator, Settings
 
 KIND = CERTIFICATE_KIND
 SAME_MACHINE, OTHER_MACHINE = 0, 1
 CHUNK_BYTES = 1 << 24
+CPU_DEVICE = "cpu"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +204,14 @@ def add_parser(commands: Any) -> None:
 
 def _run_make(arguments: argparse.Namespace) -> int:
     run = read_run(arguments.run_file)
-    certificate = make(run, environment_here(weights_hash(run.checkpoint, arguments.model)))
+    environment = environment_here(weights_hash(run.checkpoint, arguments.model))
+    accelerator = environment["machine"]["accelerator"]
+    if (run.device == CPU_DEVICE) != (accelerator == Accelerator.CPU.value):
+        raise SettingError(
+            f"certificate: {arguments.run_file} is of a run on {run.device} and this process is on {accelerator}, "
+            "expected the machine of the run, which the certificate describes; make it there"
+        )
+    certificate = make(run, environment)
     write(certificate, arguments.out)
     say(f"certificate {certificate['content_hash'][:16]} of {run.rows_compared} rows: {arguments.out}")
     return SAME_MACHINE

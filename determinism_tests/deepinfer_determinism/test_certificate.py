@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from deepinfer_determinism.results import (
     RunResult,
     write_result,
 )
-from deepinfer_plugin.errors import InputError
+from deepinfer_plugin.errors import InputError, SettingError
 
 
 def relation(name: str, differences: int = 0, rows: int = 10) -> RelationResult:
@@ -82,6 +83,18 @@ def test_another_machine_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[
     certificate.write(value, tmp_path / "other.json")
     assert verify(tmp_path / "other.json") == 1
     assert "differs from this machine: versions.torch: certificate '1.0', here '" in capsys.readouterr().out
+
+
+def test_a_run_of_another_machine_is_refused(tmp_path: Path) -> None:
+    """The certificate describes the machine it is made on, which must be that of the run."""
+    file, out = tmp_path / "run.json", tmp_path / "certificate.json"
+    file.write_text(json.dumps(replace(run(), device="cuda").to_json()), encoding="utf-8")
+    parser = argparse.ArgumentParser()
+    certificate.add_parser(parser.add_subparsers())
+    parsed = parser.parse_args(["certificate", "make", str(file), "--out", str(out)])
+    with pytest.raises(SettingError, match="a run on cuda and this process is on cpu, expected the machine of the run"):
+        parsed.run(parsed)
+    assert not out.exists()
 
 
 def test_every_change_by_hand_is_noticed(tmp_path: Path) -> None:
@@ -148,20 +161,26 @@ def test_the_weights_of_a_small_checkpoint_are_hashed_by_name_and_seed() -> None
 STORED = sorted((Path(certificate.__file__).parent / "certificates").glob("*.json"))
 
 
-def test_a_certificate_of_the_full_set_is_stored() -> None:
-    assert "cpu-nano.json" in [path.name for path in STORED]
+LEAST_ROWS = {"cpu-nano.json": ("full", 200_000), "h200-nano.json": ("quick", 8_000)}
+
+
+def test_every_stored_certificate_is_known() -> None:
+    assert {path.name for path in STORED} == set(LEAST_ROWS)
 
 
 @pytest.mark.parametrize("path", STORED, ids=lambda path: path.name)
 def test_a_stored_certificate_holds(path: Path) -> None:
-    """Hash, schema and sums; and it is one of a full set that passed."""
+    """Hash, schema and sums; and it is one of a whole set that passed, on the machine of its name."""
     value = certificate.read(path)
     run = RunResult.from_json(value["run"])
+    depth, least_rows = LEAST_ROWS[path.name]
     assert value["summary"]["is_passed"]
     assert value["summary"]["differences"] == 0
-    assert (run.depth, run.is_complete) == ("full", True)
-    assert run.rows_compared >= 200_000
+    assert (run.depth, run.is_complete) == (depth, True)
+    assert run.rows_compared >= least_rows
     assert run.seconds <= 3600
+    device = value["environment"]["machine"]["device_name"]
+    assert path.name.startswith("cpu" if run.device == "cpu" else device.split()[-1].lower())
     assert value["environment"]["weights_hash"] == certificate.weights_hash(run.checkpoint, None)
     edited = json.loads(json.dumps(value))
     edited["run"]["relations"][0]["rows_compared"] += 1

@@ -380,6 +380,7 @@ THRESHOLDS: tuple[Threshold, ...] = (
 )
 
 _STREAM = "on which stream of a GPU the same launches run"
+_WHERE_LOGITS = "whether the graph or what follows it computes the same logits; the relation with graphs compares"
 _UNUSED = "a shortcut where no row of the step asks for it; a row that does not ask keeps its logits on either side"
 _WARM_UP = "sizes compiled at start, on rows of nobody"
 _IS_COUNTED = "whether the layer counts the rows of its experts, fixed at start-up"
@@ -417,6 +418,8 @@ REVIEWED: Mapping[str, str] = {
     "deepinfer_plugin/worker/warm_up.py: _forward": _WARM_UP,
     "deepinfer_plugin/model/side_stream.py: SideStream.fork": _STREAM,
     "deepinfer_plugin/model/side_stream.py: SideStream.join": _STREAM,
+    "deepinfer_plugin/model/graph_logits.py: GraphLogits.capture": _WHERE_LOGITS,
+    "deepinfer_plugin/model/graph_logits.py: GraphLogits.take": _WHERE_LOGITS,
     "deepinfer_plugin/model/weights.py: parameter_specs": "the checkpoint, at start-up",
     "deepinfer_plugin/model/weights.py: _others": "the text of an error",
 }

@@ -228,3 +228,5 @@ QUANT_BLOCKS = 64
 PEER_PROGRAMS = 64
 # Words of one step of a program: two loads of 16 bytes of each of its 256 threads.
 PEER_BLOCK = 2048
+# The same of an exchange that gives every program one whole step of them: more accesses at once hide their latency.
+PEER_LARGE_BLOCK = 8192

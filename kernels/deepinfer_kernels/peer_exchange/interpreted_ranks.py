@@ -16,10 +16,11 @@ from torch.multiprocessing.spawn import spawn
 from deepinfer_kernels import tiling
 from deepinfer_kernels.peer_exchange import PeerMemory, gather_columns, memory_bytes, merge_rows
 
-SIZE, HALF_BYTES, GUARD = 2, 1 << 21, 0x5A5A5A5A
+SIZE, HALF_BYTES, GUARD = 2, 1 << 23, 0x5A5A5A5A
 _LONG = 3 * tiling.PEER_BLOCK + 5  # words: several steps of a program where there are some hundred rows
-# (rows, 16-bit columns): nothing, less than a program moves, rows that are no multiple of 16 bytes, all programs twice.
-SHAPES = ((0, 8), (1, 2), (3, 34), (5, 64), (2, 2 * _LONG), (64, 2 * 64 * 33))
+# (rows, 16-bit columns): nothing, less than a program moves, rows that are no multiple of 16 bytes, all programs twice,
+# and twice with the larger steps.
+SHAPES = ((0, 8), (1, 2), (3, 34), (5, 64), (2, 2 * _LONG), (64, 2 * 64 * 33), (65, 2 * (tiling.PEER_LARGE_BLOCK + 8)))
 
 
 def _held(rank: int, number: int, num_rows: int, num_columns: int) -> torch.Tensor:

@@ -102,13 +102,15 @@ def peer_exchange_triton(
 ) -> None:
     """Launch on int32 views of contiguous ``x`` and ``out``, rows of ``words`` of each rank; ``owner`` int32: merge."""
     early = starts_early(x.device)
+    num_rows = out.numel() // (words if owner is not None else words * peers.size)
+    is_large = num_rows * words > tiling.PEER_PROGRAMS * tiling.PEER_LARGE_BLOCK
     _peer_exchange_kernel[(tiling.PEER_PROGRAMS,)](
         x,
         x if owner is None else owner,
         out,
         peers.addresses,
         peers.epochs,
-        out.numel() // (words if owner is not None else words * peers.size),
+        num_rows,
         words,
         peers.half_bytes // 4,
         RANK=peers.rank,
@@ -116,7 +118,7 @@ def peer_exchange_triton(
         IS_MERGED=owner is not None,
         IS_CUT=is_cut,
         NUM_PROGRAMS=tiling.PEER_PROGRAMS,
-        BLOCK=tiling.PEER_BLOCK,
+        BLOCK=tiling.PEER_LARGE_BLOCK if is_large else tiling.PEER_BLOCK,
         IS_EARLY=early,
         num_warps=8,
         launch_pdl=early,

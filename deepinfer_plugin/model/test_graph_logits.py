@@ -1,0 +1,73 @@
+"""Logits of a graph stand for those of the rows that vLLM asks for, once, and only where they are all rows."""
+
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import pytest
+import torch
+from vllm.config.compilation import CUDAGraphMode
+
+from deepinfer_plugin.model.graph_logits import MAX_ROWS, GraphLogits
+
+ROWS = torch.arange(12.0).view(4, 3)
+
+
+def double(rows: torch.Tensor) -> torch.Tensor:
+    return torch.cat((rows, rows), dim=1)
+
+
+def captured(rows: torch.Tensor = ROWS, *, max_rows: int = 4) -> GraphLogits:
+    logits = GraphLogits(max_rows, 6)
+    logits._logits.fill_(-1.0)
+    with patch("torch.cuda.is_current_stream_capturing", lambda: True):
+        logits.capture(rows, double)
+    return logits
+
+
+def test_the_logits_of_a_graph_are_taken_once() -> None:
+    logits = captured()
+    logits.expect(3, 3, is_graph=True)  # the fourth row fills up the graph
+    found = logits.take(3)
+    assert found is not None
+    assert found.tolist() == double(ROWS[:3]).tolist()
+    assert logits.take(3) is None, "prompt scores ask for other rows behind the sampler"
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "num_logits", "is_graph"),
+    [(4, 3, True), (4, 4, False), (5, 5, True), (0, 0, True)],
+    ids=["a prompt row", "eager", "more than fit", "no row"],
+)
+def test_other_steps_compute_theirs(num_rows: int, num_logits: int, is_graph: bool) -> None:
+    logits = captured()
+    logits.expect(4, 4, is_graph=True)
+    logits.expect(num_rows, num_logits, is_graph=is_graph)
+    assert logits.take(num_logits) is None
+
+
+def test_rows_of_another_number_are_computed() -> None:
+    logits = captured()
+    logits.expect(4, 4, is_graph=True)
+    assert logits.take(2) is None
+
+
+def test_a_graph_of_more_rows_and_eager_steps_keep_none() -> None:
+    assert (captured(ROWS, max_rows=2)._logits == -1.0).all()
+    logits = GraphLogits(4, 6)
+    with patch("torch.cuda.is_current_stream_capturing", lambda: False):
+        logits.capture(ROWS, lambda rows: pytest.fail("an eager step computes logits twice"))
+
+
+@pytest.mark.parametrize(
+    ("mode", "largest", "rows"),
+    [
+        (CUDAGraphMode.FULL_DECODE_ONLY, 64, 64),
+        (CUDAGraphMode.FULL_DECODE_ONLY, 512, MAX_ROWS),
+        (CUDAGraphMode.NONE, 512, 0),
+        (CUDAGraphMode.NONE, None, 0),
+    ],
+)
+def test_memory_is_taken_for_graphs_only(mode: CUDAGraphMode, largest: int | None, rows: int) -> None:
+    compilation = SimpleNamespace(cudagraph_mode=mode, max_cudagraph_capture_size=largest)
+    logits = GraphLogits.of_engine(SimpleNamespace(compilation_config=compilation), 6)  # type: ignore[arg-type]
+    assert logits._logits.shape == (rows, 6)
