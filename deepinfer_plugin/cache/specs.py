@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Self
 import torch
 from vllm.v1.kv_cache_interface import CircularBufferSpec, MLAAttentionSpec, SlidingWindowMLASpec
 
+from deepinfer_plugin.cache import quiet_steps
 from deepinfer_plugin.cache.records import KVRecords, pair_state_rows
 from deepinfer_plugin.replay import hits
 from deepinfer_plugin.replay.window import ReplayRule
@@ -25,6 +26,7 @@ STRIDE_ALIGNMENT_BYTES = 32
 
 # Wherever this specification is known, in the engine's process too, prefix hits keep to its rule.
 hits.install()
+quiet_steps.install()
 
 
 @dataclass(frozen=True, kw_only=True)
