@@ -47,7 +47,6 @@ class BuildContext:
             rule=rule,
             parallel=parallel,
             load=_load(vllm_config, config, parallel),
-            side=SideStream(parallel.tensor.size),
         )
 
     def expert_counts(self, layer: int) -> tuple[int, int]:

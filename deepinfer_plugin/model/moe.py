@@ -14,6 +14,7 @@ from deepinfer_plugin.model.context import BuildContext
 from deepinfer_plugin.model.expert_exchange import ExpertExchange
 from deepinfer_plugin.model.hyper_connection import Mix
 from deepinfer_plugin.model.linear import QuantizedWeight, TensorModule, frozen, place_in_one
+from deepinfer_plugin.model.side_stream import MAX_ROWS, MAX_ROWS_BESIDE_EXPERTS
 
 
 class Router(nn.Module):
@@ -68,6 +69,7 @@ class MoE(TensorModule):
         self.gate = Router(num_experts, config.hidden_size, has_images=config.vision_config is not None)
         self.experts = RoutedExperts(len(self.exchange.slots), config.moe_intermediate_size, config.hidden_size)
         self.shared_experts = SharedExpert(context)
+        self.max_side_rows = MAX_ROWS_BESIDE_EXPERTS if self.ranks.is_alone else MAX_ROWS
 
     def forward(
         self, given: SublayerInput, streams: torch.Tensor, mix: Mix, is_image: torch.Tensor | None
@@ -84,7 +86,7 @@ class MoE(TensorModule):
             The streams behind this sublayer.
         """
         x, gate = given.x, self.gate
-        with self.side.fork(x):
+        with self.side.fork(x, max_rows=self.max_side_rows):
             shared = self._shared(given)
         topk_idx, topk_weights = moe_gate(
             x,

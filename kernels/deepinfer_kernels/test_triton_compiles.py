@@ -170,5 +170,6 @@ def test_every_tile_has_the_rows_and_warps_of_wgmma() -> None:
         for _, tile in table:
             assert tile.columns >= 64
             assert tile.num_warps >= 4
+    assert [limit for limit, _ in tiling.PLAIN_LARGE_TILES] == [limit for limit, _ in tiling.PLAIN_TILES]
     for (up_limit, up), (down_limit, down) in zip(tiling.EXPERT_TILES, tiling.EXPERT_DOWN_TILES, strict=True):
         assert (up_limit, up.rows) == (down_limit, down.rows), "one routing serves both products"

@@ -75,7 +75,7 @@ def test_every_tile_of_the_families_gives_the_same_bits(num_out: int, depth: int
         for _, tile in tiling.MXFP8_TILES + tiling.MXFP8_SPLIT_TILES:
             got = mxfp8_narrow(rows, weight, scale, 1, torch.float32, tile, split_k)
             assert_bitwise_equal(got, want, f"mxfp8, {split_k}, {tile}")
-        for _, tile in tiling.PLAIN_TILES:
+        for _, tile in tiling.PLAIN_TILES + tiling.PLAIN_LARGE_TILES:
             got = plain_narrow(x, dense, torch.float32, tile, split_k)
             assert_bitwise_equal(got, plain, f"bf16, {split_k}, {tile}")
 

@@ -59,7 +59,8 @@ def linear_triton(x: torch.Tensor, weight: torch.Tensor, out_dtype: torch.dtype,
     split_k = split_width(num_out * num_shards, x.shape[1])
     if not _is_narrow(num_rows, num_out) and is_wide_operand(x) and is_wide_operand(weight):
         return wide_matmul(x, weight, 1, out_dtype, _wide_tile(num_rows, split_k, x.shape[1]), split_k)
-    return plain_narrow(x, weight, out_dtype, tile_for(tiling.PLAIN_TILES, num_rows), split_k)
+    tiles = tiling.PLAIN_TILES if num_out < tiling.PLAIN_LARGE_OUTPUTS else tiling.PLAIN_LARGE_TILES
+    return plain_narrow(x, weight, out_dtype, tile_for(tiles, num_rows), split_k)
 
 
 def mxfp8_parts(

@@ -8,6 +8,8 @@ from deepinfer_kernels import tiling
 from deepinfer_kernels.errors import ShapeError, UnsupportedError
 
 WORD_BYTES = 4
+_ALIGNED_ROWS = 16
+"""Launches after the first begin at a multiple of it: so pointers keep the alignment that a kernel is compiled for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
@@ -20,7 +22,7 @@ class PeerMemory:
         addresses: [size] int64 on the device: where the ``memory_bytes(size, half_bytes)`` of each rank begin, zeros at
             first.
         epochs: [PEER_PROGRAMS] int32 on the device: exchanges that each program has made, zeros at first.
-        half_bytes: largest result of an exchange, a multiple of 16.
+        half_bytes: largest result of one launch, a multiple of 16; more rows take several.
     """
 
     rank: int
@@ -29,9 +31,10 @@ class PeerMemory:
     epochs: torch.Tensor
     half_bytes: int
 
-    def holds(self, x: torch.Tensor, num_bytes: int) -> bool:
-        """Whether rows of ``x`` can be exchanged: whole words, and a result of ``num_bytes`` that fits."""
-        return x.shape[-1] * x.element_size() % WORD_BYTES == 0 and 0 < num_bytes <= self.half_bytes
+    def holds(self, x: torch.Tensor, num_ranks: int = 1) -> bool:
+        """Whether rows as wide as those of ``x`` can be exchanged: whole words, and ``num_ranks`` of them fit."""
+        row_bytes = x.shape[-1] * x.element_size()
+        return row_bytes % WORD_BYTES == 0 and 0 < num_ranks * row_bytes <= self.half_bytes
 
 
 def memory_bytes(size: int, half_bytes: int) -> int:
@@ -50,7 +53,7 @@ def gather_columns(peers: PeerMemory, x: torch.Tensor) -> torch.Tensor:
         [num_rows, size * num_columns], dtype of ``x``, a new tensor.
 
     Raises:
-        UnsupportedError: ``peers`` does not hold the result, or its rows are no whole words.
+        UnsupportedError: ``peers`` does not hold a row of the result, or rows are no whole words.
 
     Invariance: exact; bytes are copied.
     """
@@ -74,7 +77,7 @@ def merge_rows(peers: PeerMemory, x: torch.Tensor, owner: torch.Tensor, *, is_cu
 
     Raises:
         ShapeError: ``owner`` does not fit, or the ranks do not divide the columns.
-        UnsupportedError: ``peers`` does not hold the result, or its rows are no whole words.
+        UnsupportedError: ``peers`` does not hold a row of the result, or rows are no whole words.
 
     Invariance: exact; bytes are copied.
     """
@@ -97,18 +100,25 @@ def merge_rows(peers: PeerMemory, x: torch.Tensor, owner: torch.Tensor, *, is_cu
 def _exchange(
     peers: PeerMemory, x: torch.Tensor, owner: torch.Tensor | None, out: torch.Tensor, *, is_cut: bool
 ) -> None:
+    """Exchange as many rows at a time as the memory holds."""
+    num_rows, row_bytes = out.shape[0], out.shape[1] * out.element_size()
     if out.numel() == 0:
         return
     columns = out.shape[1] if owner is not None else out.shape[1] // peers.size
-    if not peers.holds(out[:, :columns], out.nbytes):
+    if not peers.holds(out[:, :columns], out.shape[1] // columns):
         raise UnsupportedError(
-            f"peer exchange: the result has {out.nbytes} bytes and rows of {columns} x {out.element_size()} bytes of "
-            f"each rank, expected whole words of {WORD_BYTES} bytes and at most {peers.half_bytes}; use the group"
+            f"peer exchange: a row of the result has {row_bytes} bytes, {columns} x {out.element_size()} bytes of each "
+            f"rank, expected whole words of {WORD_BYTES} bytes and at most {peers.half_bytes} bytes; use the group"
         )
     from deepinfer_kernels.peer_exchange.triton_kernel import peer_exchange_triton
 
     words = columns * out.element_size() // WORD_BYTES
-    peer_exchange_triton(peers, _words(x), owner, _words(out), words, is_cut=is_cut)
+    step = peers.half_bytes // row_bytes
+    step -= step % _ALIGNED_ROWS if step > _ALIGNED_ROWS else 0
+    for first in range(0, num_rows, step):
+        rows = slice(first, first + step)
+        owners = None if owner is None else owner[rows]
+        peer_exchange_triton(peers, _words(x[rows]), owners, _words(out[rows]), words, is_cut=is_cut)
 
 
 def _words(x: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ turn, and how many values differ where a rank does not wait for the others.
 # ruff: noqa: T201
 
 import time
+from dataclasses import replace
 from unittest.mock import patch
 
 import torch
@@ -20,7 +21,7 @@ SIZE, HALF_BYTES, GUARD = 2, 1 << 23, 0x5A5A5A5A
 _LONG = 3 * tiling.PEER_BLOCK + 5  # words: several steps of a program where there are some hundred rows
 # (rows, 16-bit columns): nothing, less than a program moves, rows that are no multiple of 16 bytes, all programs twice,
 # and twice with the larger steps.
-SHAPES = ((0, 8), (1, 2), (3, 34), (5, 64), (2, 2 * _LONG), (64, 2 * 64 * 33), (65, 2 * (tiling.PEER_LARGE_BLOCK + 8)))
+SHAPES = ((0, 8), (1, 2), (3, 34), (45, 64), (2, 2 * _LONG), (64, 2 * 64 * 33), (65, 2 * (tiling.PEER_LARGE_BLOCK + 8)))
 
 
 def _held(rank: int, number: int, num_rows: int, num_columns: int) -> torch.Tensor:
@@ -43,18 +44,26 @@ def _differences(got: torch.Tensor, want: torch.Tensor) -> int:
 
 def _exchange_all(peers: PeerMemory) -> int:
     """Values that differ over all exchanges of a rank."""
+    few = replace(peers, half_bytes=20 * SIZE * 64)  # bytes of some rows: several launches
     wrong = 0
     for number, (num_rows, num_columns) in enumerate(SHAPES):
-        held = [_held(rank, number, num_rows, num_columns) for rank in range(SIZE)]
-        x = held[peers.rank]
-        wrong += _differences(gather_columns(peers, x), torch.cat(held, dim=1))
-        owner = torch.randint(0, SIZE, (num_rows,), generator=torch.Generator().manual_seed(number)).int()
-        merged = torch.stack(held)[owner.long(), torch.arange(num_rows)]
-        wrong += _differences(merge_rows(peers, x, owner, is_cut=False), merged)
-        width = num_columns // SIZE
-        if width * x.element_size() % 4 == 0:
-            mine = merged[:, peers.rank * width : (peers.rank + 1) * width]
-            wrong += _differences(merge_rows(peers, x, owner, is_cut=True), mine)
+        for memory in (peers, few) if num_columns <= 64 else (peers,):
+            wrong += _wrong(memory, number, num_rows, num_columns)
+    return wrong
+
+
+def _wrong(peers: PeerMemory, number: int, num_rows: int, num_columns: int) -> int:
+    """Values that differ over the exchanges of one shape."""
+    held = [_held(rank, number, num_rows, num_columns) for rank in range(SIZE)]
+    x = held[peers.rank]
+    wrong = _differences(gather_columns(peers, x), torch.cat(held, dim=1))
+    owner = torch.randint(0, SIZE, (num_rows,), generator=torch.Generator().manual_seed(number)).int()
+    merged = torch.stack(held)[owner.long(), torch.arange(num_rows)]
+    wrong += _differences(merge_rows(peers, x, owner, is_cut=False), merged)
+    width = num_columns // SIZE
+    if width * x.element_size() % 4 == 0:
+        mine = merged[:, peers.rank * width : (peers.rank + 1) * width]
+        wrong += _differences(merge_rows(peers, x, owner, is_cut=True), mine)
     return wrong
 
 

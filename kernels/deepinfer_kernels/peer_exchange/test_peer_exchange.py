@@ -52,16 +52,29 @@ def test_a_row_that_begins_inside_a_word_is_copied(columns: slice) -> None:
 
 def test_memory_holds_flags_and_two_halves() -> None:
     assert memory_bytes(2, 1 << 20) == 2 * 64 * 4 + (2 << 20)
-    assert peers().holds(torch.zeros(1, 2, dtype=torch.bfloat16), 4)
-    assert not peers().holds(torch.zeros(1, 3, dtype=torch.bfloat16), 6)
-    assert not peers().holds(torch.zeros(1, 4), (1 << 20) + 16)
+    assert peers().holds(torch.zeros(1, 2, dtype=torch.bfloat16))
+    assert not peers().holds(torch.zeros(1, 3, dtype=torch.bfloat16))
+    assert peers(half_bytes=32).holds(torch.zeros(9, 4), 2)
+    assert not peers(half_bytes=16).holds(torch.zeros(1, 4), 2)
+
+
+@pytest.mark.parametrize(("num_rows", "launches"), [(32, [32]), (33, [32, 1]), (70, [32, 32, 6])])
+def test_more_rows_than_the_memory_holds_take_several_launches(num_rows: int, launches: list[int]) -> None:
+    x, owner = torch.zeros(num_rows, 64), torch.zeros(num_rows, dtype=torch.int32)
+    memory = peers(half_bytes=37 * 512)  # 37 rows of 128 words
+    gathers = launches_of(lambda: gather_columns(memory, x))
+    merges = launches_of(lambda: merge_rows(memory, torch.zeros(num_rows, 128), owner, is_cut=False))
+    for found in (gathers, merges):
+        assert [launch.arguments["num_rows"] for launch in found] == launches
+        addresses = [launch.arguments["out_ptr"].data_ptr() for launch in found]
+        assert [address - addresses[0] for address in addresses] == [512 * 32 * i for i in range(len(launches))]
 
 
 def test_what_cannot_be_exchanged_is_refused() -> None:
     x, owner = torch.zeros(4, 6), torch.zeros(4, dtype=torch.int32)
-    with pytest.raises(UnsupportedError, match=r"the result has 192 bytes .* at most 64; use the group"):
-        gather_columns(peers(half_bytes=64), x)
-    with pytest.raises(UnsupportedError, match="rows of 3 x 2 bytes of each rank, expected whole words"):
+    with pytest.raises(UnsupportedError, match=r"a row of the result has 48 bytes, .* at most 32 bytes; use the group"):
+        gather_columns(peers(half_bytes=32), x)
+    with pytest.raises(UnsupportedError, match="3 x 2 bytes of each rank, expected whole words"):
         gather_columns(peers(), torch.zeros(4, 3, dtype=torch.bfloat16))
     with pytest.raises(ShapeError, match=r"merge_rows: owner is \[3\] torch.int32, expected \[4\]"):
         merge_rows(peers(), x, owner[:3], is_cut=False)
