@@ -90,13 +90,10 @@ def moe_experts(
         w2_scale: [num_experts, hidden_size, intermediate_size / 32] uint8, raw E8M0 bytes.
         limit: swiglu_limit; 0 turns the clamp off.
         quantize_input: round ``x`` and the input of w2 to MXFP8 first (modes ref and q32).
-        rows: ``x`` as ``hc_norm`` prepares it for the experts, with the same ``quantize_input``: it saves the GPU
-            preparing them. None: they are made from ``x``.
-        num_shares: the weights are about one of this many shares of the experts that the rows were sent to; it
-            chooses tiles, not bits.
-        gather: puts the columns that every rank owns side by side, [pairs, own columns] to [pairs, intermediate_size].
-            The weights are then an equal share of the outputs of every expert: w13 the rows of w1 of this rank's
-            columns, then those of w3; w2 a run of its rows. None: the weights are whole.
+        rows: ``x`` as ``hc_norm`` prepares it for the experts, with the same ``quantize_input``; saves the GPU that.
+        num_shares: the weights are about one of this many shares of the experts that rows were sent to; chooses tiles.
+        gather: puts the columns of every rank side by side, [pairs, own columns] to [pairs, intermediate_size]. The
+            weights are then an equal share of the outputs of both products: rows of w1, the same of w3, rows of w2.
 
     Returns:
         [num_tokens, top_k, rows of w2], dtype of ``x``, a new tensor; slot k holds expert ``topk_idx[:, k]``. Products
