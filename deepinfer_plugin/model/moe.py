@@ -73,6 +73,7 @@ class MoE(TensorModule):
         self.quantize, self.side = context.arithmetic.quantize, context.side
         self.ranks, self.num_shares = parallel.tensor, parallel.experts.size
         self.exchange = None if parallel.experts.is_alone else ExpertExchange(context, layer)
+        self.is_cut = parallel.expert_outputs.size > 1
         num_here = num_experts if self.exchange is None else len(self.exchange.slots)
         self.gate = Router(num_experts, config.hidden_size, has_images=config.vision_config is not None)
         self.experts = RoutedExperts(
@@ -114,7 +115,7 @@ class MoE(TensorModule):
             rows = None if exchange.has_replicas else given.expert_rows
             routed = exchange.fetch(self._routed(sent.x, sent.topk_idx, sent.topk_weights, rows), sent.owner)
         self.side.join(x)
-        if exchange is None and self.ranks.is_alone:
+        if exchange is None and not self.is_cut:
             return experts_output(routed, shared, streams, mix.post, mix.comb)
         y = self.ranks.gather_columns(moe_combine(routed, shared))
         return hc_post(y, streams, mix.post, mix.comb)
@@ -123,7 +124,7 @@ class MoE(TensorModule):
         self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, rows: torch.Tensor | None
     ) -> torch.Tensor:
         """Results of the experts of this rank, [num_rows, top_k, outputs of w2]."""
-        experts, is_cut = self.experts, self.exchange is None and not self.ranks.is_alone
+        experts = self.experts
         return moe_experts(
             x,
             topk_idx,
@@ -136,7 +137,7 @@ class MoE(TensorModule):
             quantize_input=self.quantize,
             rows=rows,
             num_shares=self.num_shares,
-            gather=self.ranks.gather_columns if is_cut else None,
+            gather=self.ranks.gather_columns if self.is_cut else None,
         )
 
     def _shared(self, given: SublayerInput) -> torch.Tensor:

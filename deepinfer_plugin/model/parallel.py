@@ -1,8 +1,8 @@
 """Which part of the model this process holds, and the ranks it shares layers with.
 
-Layers are cut by outputs only: heads, groups of heads, columns, whole experts or outputs of each, rows of a table. Every sum runs on one rank,
-in the order it has there without any cut, and what ranks own is put side by side (``collectives``). So the answer of 1,
-2, 4 and 8 ranks is the same to the bit.
+Layers are cut by outputs only: heads, groups of heads, columns, whole experts or outputs of each, rows of a table.
+Every sum runs on one rank, in the order it has there without any cut, and what ranks own is put side by side
+(``collectives``). So the answer of 1, 2, 4 and 8 ranks is the same to the bit.
 """
 
 from dataclasses import dataclass, field
@@ -29,8 +29,8 @@ class Parallel:
 
     Attributes:
         tensor: ranks that share every layer and see the same rows.
-        experts: with expert parallelism the ranks that whole routed experts are dealt out to: those of all data-parallel
-            replicas, replica by replica. Alone: every rank has outputs of every expert.
+        experts: with expert parallelism the ranks that whole routed experts are dealt out to: those of all
+            data-parallel replicas, replica by replica. Alone: every rank has outputs of every expert.
         replicas: one rank of each replica whose rows meet at the experts: those with this rank's place in ``tensor``.
         balancing: how experts move between ranks; None: they stay.
         num_extra_experts: replicas of experts in every layer of the backbone.

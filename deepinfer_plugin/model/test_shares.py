@@ -97,25 +97,14 @@ def test_shares_side_by_side_are_the_tensors_of_the_file(
         want = nano_tensors[name]
         got = torch.cat([parameters[name].view(torch.uint8) for parameters in held])
         assert_bitwise_equal(got, want.view(torch.uint8), label=name)
-    for part in ("weight", "scale"):
-        w1, w2, w3 = (
-            torch.stack([nano_tensors[f"layers.2.ffn.experts.{expert}.{matrix}.{part}"] for expert in range(8)])
-            for matrix in ("w1", "w2", "w3")
-        )
-        stacks = [
-            [parameters[f"layers.2.ffn.experts.{name}" + "_scale" * (part == "scale")] for parameters in held]
-            for name in ("w2", "w13")
-        ]
-        if replicas:
-            w13 = torch.cat((w1.view(torch.uint8), w3.view(torch.uint8)), dim=1)
-            got = [torch.cat(stack) for stack in stacks]
-            wanted = [w2, w13]
-        else:
-            halves = [stack.chunk(2, dim=1) for stack in stacks[1]]
-            got = [torch.cat(stacks[0], 1), *(torch.cat(half, 1) for half in zip(*halves, strict=True))]
-            wanted = [w2, w1, w3]
-        for one, want in zip(got, wanted, strict=True):
-            assert_bitwise_equal(one, want.view(torch.uint8), label=f"experts, {part}")
+    for stack, matrices in (("w2", ("w2",)), ("w13", ("w1", "w3"))):
+        for part, suffix in (("weight", ""), ("scale", "_scale")):
+            stacks = [parameters[f"layers.2.ffn.experts.{stack}{suffix}"].data for parameters in held]
+            halves = zip(*(one.chunk(len(matrices), dim=1) for one in stacks), strict=True)
+            for matrix, shares in zip(matrices, halves, strict=True):
+                names = [f"layers.2.ffn.experts.{expert}.{matrix}.{part}" for expert in range(8)]
+                want = torch.stack([nano_tensors[name] for name in names]).view(torch.uint8)
+                assert_bitwise_equal(torch.cat(shares, dim=0 if replicas else 1), want, label=names[0])
 
 
 @pytest.mark.parametrize("replicas", [1, 0], ids=["whole experts", "experts cut by outputs"])

@@ -204,12 +204,12 @@ def _experts_by_outputs() -> None:
     """Shares of 5, 32 and 128 columns: in order, in units that are turned alone, and in whole blocks."""
     for num_rows in (1, 33, 130):
         for num_shares, inner in ((32, 160), (5, 160), (2, 256)):
-            x, ids, weights, *whole = make_experts(
-                num_rows, 2, 96, inner, 2, torch.bfloat16, generator(), "cpu"
-            ).values()
-            share = [part[:, : part.shape[1] // num_shares].contiguous() for part in whole]
+            inputs = make_experts(num_rows, 2, 96, inner, 2, torch.bfloat16, generator(), "cpu")
+            x, ids, weights, *whole = inputs.values()
+            w13, w13_scale, w2, w2_scale = (part[:, : part.shape[1] // num_shares].contiguous() for part in whole)
+            arguments = (x, ids, weights, w13, w13_scale, w2, w2_scale, None)
             gather = partial(torch.Tensor.repeat, repeats=(1, num_shares))
-            moe_experts_triton(x, ids, weights, *share, None, limit=7.0, quantize_input=True, gather=gather)
+            moe_experts_triton(*arguments, limit=7.0, quantize_input=True, gather=gather)
 
 
 LAYOUTS: tuple[Callable[[], None], ...] = (

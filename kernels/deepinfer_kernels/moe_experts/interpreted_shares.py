@@ -63,12 +63,25 @@ class _Experts:
         return route_pairs(self.topk_idx, NUM_EXPERTS, self.tile.rows)
 
     def up(self, weights: list[torch.Tensor], turned: int) -> torch.Tensor:
-        options = {"limit": 7.0, "activation": torch.bfloat16, "quantize": False, "tile": self.tile, "turned": turned}
-        return up_kernel.experts_up(self.rows, *weights[:2], self.topk_weights, self._tiles(), **options)
+        w13, w13_scale, _, _ = weights
+        return up_kernel.experts_up(
+            self.rows,
+            w13,
+            w13_scale,
+            self.topk_weights,
+            self._tiles(),
+            limit=7.0,
+            activation=torch.bfloat16,
+            quantize=False,
+            tile=self.tile,
+            turned=turned,
+        )
 
     def down(self, h: torch.Tensor, weights: list[torch.Tensor], turned: int) -> torch.Tensor:
-        options = {"out_dtype": torch.float32, "tile": self.down_tile, "turned": turned}
-        return down_kernel.experts_down(h.float(), *weights[2:], self._tiles(), **options)
+        _, _, w2, w2_scale = weights
+        return down_kernel.experts_down(
+            h.float(), w2, w2_scale, self._tiles(), out_dtype=torch.float32, tile=self.down_tile, turned=turned
+        )
 
 
 def run(*, are_swapped: bool) -> int:

@@ -29,7 +29,7 @@ def inputs(num_tokens: int, device: str, dtype: torch.dtype = torch.float32) -> 
 
 
 def run(arguments: dict[str, torch.Tensor], *, quantize_input: bool = False, limit: float = LIMIT) -> torch.Tensor:
-    return moe_experts(num_shares=1, **arguments, limit=limit, quantize_input=quantize_input)
+    return moe_experts(num_shares=1, gather=None, **arguments, limit=limit, quantize_input=quantize_input)
 
 
 def some_rows(arguments: dict[str, torch.Tensor], rows: slice | torch.Tensor) -> dict[str, torch.Tensor]:
