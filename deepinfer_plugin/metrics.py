@@ -81,7 +81,10 @@ METRICS: tuple[Metric, ...] = (
     INFO,
 )
 WORKER_METRICS: tuple[Metric, ...] = (ROWS, PADDING_ROWS)
-BALANCE_METRICS: tuple[Metric, ...] = (MOE_LB, MOVES)  # of the first rank that shares experts
+BALANCE_METRICS: tuple[Metric, ...] = (
+    MOE_LB,
+    MOVES,
+)  # of the first rank of an engine, or of those that have whole experts
 
 
 class MoeBalance:

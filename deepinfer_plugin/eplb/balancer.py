@@ -132,6 +132,7 @@ class ExpertMover:
         before, after = (policy.imbalance(loads, one, ranks.size) for one in (self.placement, agreed))
         self.move_weights(agreed)
         for mixture, of_layer in zip(self._mixtures, agreed, strict=True):
+            assert mixture.exchange is not None, "experts move between ranks that have whole ones"
             assert mixture.exchange.placement is not None
             mixture.exchange.placement.set(tuple(of_layer.tolist()))
         self.placement = agreed

@@ -46,7 +46,7 @@ class ExpertBalancing(EPLBController):
             self._recorder = LoadRecorder(model.load, model.parallel)
         if model.parallel.balancing is not None:
             self._mover = ExpertMover(model, model.parallel.balancing)
-        if model.parallel.experts.rank == 0:
+        if model.parallel.experts.rank == 0 and model.parallel.tensor.rank == 0:
             metrics.PUBLISHER.register(metrics.BALANCE_METRICS, self._figures)
         return False
 

@@ -15,7 +15,7 @@ from deepinfer_plugin.errors import ConfigError, SettingError
 from deepinfer_plugin.grammar import admission, trigger
 from deepinfer_plugin.model.config import ModelConfig
 from deepinfer_plugin.model.graphs import graph_mode
-from deepinfer_plugin.model.parallel import check_sizes
+from deepinfer_plugin.model.parallel import check_sizes, dealt_ranks
 from deepinfer_plugin.model.weights import check_checkpoint, check_tokenizer
 from deepinfer_plugin.replay.settings import ENCODER_VARIABLE, MODE_VARIABLE, ReplaySettings
 from deepinfer_plugin.sampling import front_end
@@ -205,9 +205,8 @@ def check_parallel_sizes(vllm_config: "VllmConfig") -> None:
             "speculative_config set, expected no drafts: replicas do not agree on the rows of a draft pass; leave "
             "--speculative-config or --enable-expert-parallel out"
         )
-    check_sizes(
-        config, tensor_size, tensor_size * replicas, has_drafts=has_drafts, are_replicated=balancing is not None
-    )
+    expert_size = dealt_ranks(vllm_config)
+    check_sizes(config, tensor_size, expert_size, has_drafts=has_drafts, are_replicated=balancing is not None)
 
 
 def check_verification(speculative: "SpeculativeConfig", settings: Settings) -> None:

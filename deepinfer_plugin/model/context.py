@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class BuildContext:
     """Configuration of the model and the engine, the arithmetic mode, the rule of bounded replay, and the ranks.
 
-    ``load`` counts the rows of the backbone's experts, where several ranks share them.
+    ``load`` counts the rows of the backbone's experts, where whole ones are dealt out to several ranks.
     """
 
     vllm_config: "VllmConfig"

@@ -1,4 +1,8 @@
-"""Mixture of experts: router, MXFP4 experts, one shared expert."""
+"""Mixture of experts: router, MXFP4 experts, one shared expert.
+
+Ranks of tensor parallelism cut every expert by outputs, and exchange what is between its two products. With expert
+parallelism they have whole experts, and rows go to them (``expert_exchange``).
+"""
 
 import torch
 from torch import nn
@@ -28,14 +32,18 @@ class Router(nn.Module):
 
 
 class RoutedExperts(nn.Module):
-    """The experts of a layer that are on this rank, packed MXFP4: w13 holds the rows of w1, then those of w3."""
+    """The experts of a layer that are on this rank, packed MXFP4: w13 holds the rows of w1, then those of w3.
 
-    def __init__(self, num_experts: int, intermediate_size: int, hidden_size: int) -> None:
+    ``num_cuts`` ranks have an equal share of the outputs of both products.
+    """
+
+    def __init__(self, num_experts: int, intermediate_size: int, hidden_size: int, num_cuts: int) -> None:
         super().__init__()
-        self.w13 = frozen(num_experts, 2 * intermediate_size, hidden_size // 2, dtype=torch.uint8)
-        self.w13_scale = frozen(num_experts, 2 * intermediate_size, hidden_size // 32, dtype=torch.uint8)
-        self.w2 = frozen(num_experts, hidden_size, intermediate_size // 2, dtype=torch.uint8)
-        self.w2_scale = frozen(num_experts, hidden_size, intermediate_size // 32, dtype=torch.uint8)
+        inner, outputs = 2 * (intermediate_size // num_cuts), hidden_size // num_cuts
+        self.w13 = frozen(num_experts, inner, hidden_size // 2, dtype=torch.uint8)
+        self.w13_scale = frozen(num_experts, inner, hidden_size // 32, dtype=torch.uint8)
+        self.w2 = frozen(num_experts, outputs, intermediate_size // 2, dtype=torch.uint8)
+        self.w2_scale = frozen(num_experts, outputs, intermediate_size // 32, dtype=torch.uint8)
 
     def moved(self) -> tuple[torch.Tensor, ...]:
         """What goes along when an expert moves, each [num_experts, ...] uint8."""
@@ -59,15 +67,19 @@ class MoE(TensorModule):
 
     def __init__(self, context: BuildContext, layer: int) -> None:
         super().__init__()
-        config = context.config
+        config, parallel = context.config, context.parallel
         num_experts, self.top_k = context.expert_counts(layer)
         self.scaling = config.routed_scaling_factor
         self.limit = config.swiglu_limit
         self.quantize, self.side = context.arithmetic.quantize, context.side
-        self.ranks, self.num_shares = context.parallel.tensor, context.parallel.experts.size
-        self.exchange = ExpertExchange(context, layer)
+        self.ranks, self.num_shares = parallel.tensor, parallel.experts.size
+        self.exchange = None if parallel.experts.is_alone else ExpertExchange(context, layer)
+        self.is_cut = parallel.expert_outputs.size > 1
+        num_here = num_experts if self.exchange is None else len(self.exchange.slots)
         self.gate = Router(num_experts, config.hidden_size, has_images=config.vision_config is not None)
-        self.experts = RoutedExperts(len(self.exchange.slots), config.moe_intermediate_size, config.hidden_size)
+        self.experts = RoutedExperts(
+            num_here, config.moe_intermediate_size, config.hidden_size, parallel.expert_outputs.size
+        )
         self.shared_experts = SharedExpert(context)
         self.max_side_rows = MAX_ROWS_BESIDE_EXPERTS if self.ranks.is_alone else MAX_ROWS
 
@@ -97,21 +109,23 @@ class MoE(TensorModule):
             bias_image=None if is_image is None else gate.bias_vl,
             is_image=is_image,
         )
-        if self.num_shares == 1:
+        exchange = self.exchange
+        if exchange is None:
             routed = self._routed(x, topk_idx, topk_weights, given.expert_rows)
-            self.side.join(x)
-            return experts_output(routed, shared, streams, mix.post, mix.comb)
-        sent = self.exchange.send(x, topk_idx, topk_weights)
-        rows = None if self.exchange.has_replicas else given.expert_rows
-        routed = self.exchange.fetch(self._routed(sent.x, sent.topk_idx, sent.topk_weights, rows), sent.owner)
+        else:
+            sent = exchange.send(x, topk_idx, topk_weights)
+            rows = None if exchange.has_replicas else given.expert_rows
+            routed = exchange.fetch(self._routed(sent.x, sent.topk_idx, sent.topk_weights, rows), sent.owner)
         self.side.join(x)
+        if exchange is None and not self.is_cut:
+            return experts_output(routed, shared, streams, mix.post, mix.comb)
         y = self.ranks.gather_columns(moe_combine(routed, shared))
         return hc_post(y, streams, mix.post, mix.comb)
 
     def _routed(
         self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, rows: torch.Tensor | None
     ) -> torch.Tensor:
-        """Results of the experts of this rank, [num_rows, top_k, hidden_size]."""
+        """Results of the experts of this rank, [num_rows, top_k, outputs of w2]."""
         experts = self.experts
         return moe_experts(
             x,
@@ -125,6 +139,7 @@ class MoE(TensorModule):
             quantize_input=self.quantize,
             rows=rows,
             num_shares=self.num_shares,
+            gather=self.ranks.gather_columns if self.is_cut else None,
         )
 
     def _shared(self, given: SublayerInput) -> torch.Tensor:

@@ -1,8 +1,8 @@
 """Which part of the model this process holds, and the ranks it shares layers with.
 
-Layers are cut by outputs only: heads, groups of heads, columns, experts, rows of a table. Every sum runs on one rank,
-in the order it has there without any cut, and what ranks own is put side by side (``collectives``). So the answer of 1,
-2, 4 and 8 ranks is the same to the bit.
+Layers are cut by outputs only: heads, groups of heads, columns, whole experts or outputs of each, rows of a table.
+Every sum runs on one rank, in the order it has there without any cut, and what ranks own is put side by side
+(``collectives``). So the answer of 1, 2, 4 and 8 ranks is the same to the bit.
 """
 
 from dataclasses import dataclass, field
@@ -29,8 +29,8 @@ class Parallel:
 
     Attributes:
         tensor: ranks that share every layer and see the same rows.
-        experts: ranks that share the routed experts: those of ``tensor``, or with expert parallelism those of all
-            data-parallel replicas, replica by replica.
+        experts: with expert parallelism the ranks that whole routed experts are dealt out to: those of all
+            data-parallel replicas, replica by replica. Alone: every rank has outputs of every expert.
         replicas: one rank of each replica whose rows meet at the experts: those with this rank's place in ``tensor``.
         balancing: how experts move between ranks; None: they stay.
         num_extra_experts: replicas of experts in every layer of the backbone.
@@ -52,7 +52,7 @@ class Parallel:
 
         tensor = ranks_of(get_tp_group(), share_layers=True)
         if not options.enable_expert_parallel:
-            return cls(tensor=tensor, experts=tensor)
+            return cls(tensor=tensor)
         experts = ranks_of(get_ep_group())
         balancing = EplbOptions.of_engine(vllm_config)
         num_extra = 0 if balancing is None else balancing.extra_experts(config.n_routed_experts, experts.size)
@@ -65,9 +65,20 @@ class Parallel:
         )
 
     @property
+    def expert_outputs(self) -> Ranks:
+        """Ranks that each have an equal share of the outputs of the experts that are here."""
+        return self.tensor if self.experts.is_alone else Ranks()
+
+    @property
     def num_replicas(self) -> int:
         """Data-parallel replicas whose rows meet at the experts."""
         return self.replicas.size
+
+
+def dealt_ranks(vllm_config: "VllmConfig") -> int:
+    """Ranks that whole routed experts are dealt out to: all of them with expert parallelism, else 1."""
+    options = vllm_config.parallel_config
+    return options.tensor_parallel_size * options.data_parallel_size if options.enable_expert_parallel else 1
 
 
 def equal_replicas(vllm_config: "VllmConfig", num_tokens: int) -> torch.Tensor:
@@ -83,7 +94,8 @@ def check_sizes(
     Args:
         config: of the model.
         tensor_size: ranks that share every layer.
-        expert_size: ranks that share the routed experts.
+        expert_size: ranks that whole routed experts are dealt out to; 1: those of ``tensor_size`` cut every expert, as
+            the hidden width must let them; the width inside an expert is a multiple of 32 and always does.
         has_drafts: whether the draft blocks are served too.
         are_replicated: whether replicas fill up the experts of the backbone to a number that the ranks divide.
 

@@ -36,14 +36,15 @@ class Shares:
             name: of the tensor, without ``model.``.
             spec: of the whole tensor.
         """
-        whole = spec.shape[0]
-        if (match := _EXPERT.fullmatch(name)) is not None:
-            return range(whole) if int(match[1]) in self.experts(name) else None
+        whole, ranks = spec.shape[0], self._parallel.tensor
         if (match := _ENGRAM_TABLE.fullmatch(name)) is not None:
             return self._tables[int(match[1])]
-        if _BY_OUTPUTS.fullmatch(name) is None:
+        if (match := _EXPERT.fullmatch(name)) is not None:
+            if int(match[1]) not in self.experts(name):
+                return None
+            ranks = self._parallel.expert_outputs
+        elif _BY_OUTPUTS.fullmatch(name) is None:
             return range(whole)
-        ranks = self._parallel.tensor
         if whole % ranks.size != 0:
             raise CheckpointError(
                 f"load_into: tensor {name} has {whole} rows, expected a multiple of {ranks.size}, the number of ranks; "

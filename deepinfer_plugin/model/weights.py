@@ -181,12 +181,12 @@ def parameter_specs(
         own_rows = shares.rows(name, spec)
         if own_rows is None:
             continue
-        place = _place(name, spec, shares)
+        place = _place(name, len(own_rows), shares)
         dtype = torch.uint8 if spec.dtype in _RAW_BYTES else spec.dtype
         if place.expert is None:
             result[place.parameter] = ((len(own_rows), *spec.shape[1:]), dtype)
             continue
-        rows[place.parameter] = max(rows.get(place.parameter, 0), place.first_row + spec.shape[0])
+        rows[place.parameter] = max(rows.get(place.parameter, 0), place.first_row + len(own_rows))
         experts[place.parameter] = max(experts.get(place.parameter, 0), place.expert + 1)
         result[place.parameter] = ((experts[place.parameter], rows[place.parameter], spec.shape[1]), dtype)
     return result
@@ -232,7 +232,7 @@ def load_into(
         _check_given(name, tensor, specs, rows, seen)
         seen.add(name)
         if specs[name].group in groups and rows is not None:
-            place = _place(name, specs[name], shares)
+            place = _place(name, len(rows), shares)
             if len(tensor) != len(rows):
                 tensor = tensor[rows.start : rows.stop]
             target = parameters[place.parameter].data
@@ -259,7 +259,7 @@ def _own_rows(name: str, specs: dict[str, TensorSpec], shares: Shares) -> range 
     return shares.rows(name, specs[name]) if name in specs else None
 
 
-def _place(name: str, spec: TensorSpec, shares: Shares) -> _Place:
+def _place(name: str, num_rows: int, shares: Shares) -> _Place:
     match = _EXPERT.fullmatch(name)
     if match is None:
         return _Place(parameter=name)
@@ -267,7 +267,7 @@ def _place(name: str, spec: TensorSpec, shares: Shares) -> _Place:
     return _Place(
         parameter=f"{match['experts']}.{stack}{'_scale' if match['part'] == 'scale' else ''}",
         expert=shares.experts(name).index(int(match["expert"])),
-        first_row=spec.shape[0] if match["matrix"] == "w3" else 0,
+        first_row=num_rows if match["matrix"] == "w3" else 0,  # behind as many of w1
     )
 
 

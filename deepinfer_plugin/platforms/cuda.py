@@ -72,15 +72,13 @@ class DeepInferCudaPlatform(CudaPlatform):
 def _weight_bytes(vllm_config: "VllmConfig") -> int:
     """Bytes of the weights of a rank, as the checkpoint stores them: packed weights stay packed."""
     from deepinfer_plugin.model.config import ModelConfig  # what follows loads kernels, and a platform is made early
+    from deepinfer_plugin.model.parallel import dealt_ranks
     from deepinfer_plugin.sizing.memory import rank_weights
 
-    parallel = vllm_config.parallel_config
-    tensor_size = parallel.tensor_parallel_size
-    replicas = parallel.data_parallel_size if parallel.enable_expert_parallel else 1
     weights = rank_weights(
         ModelConfig.from_hf(vllm_config.model_config.hf_config),
-        tensor_size,
-        tensor_size * replicas,
+        vllm_config.parallel_config.tensor_parallel_size,
+        dealt_ranks(vllm_config),
         has_drafts=vllm_config.speculative_config is not None,
         has_images=vllm_config.model_config.supports_multimodal_inputs,
     )

@@ -72,20 +72,22 @@ def rank_weights(
     Args:
         config: of the model.
         tensor_size: ranks that share every layer.
-        expert_size: ranks that share the routed experts; divides their number.
+        expert_size: ranks that whole routed experts are dealt out to; divides their number. 1: ranks of ``tensor_size``
+            cut every expert by outputs.
         has_drafts: whether the draft blocks are loaded.
         has_images: whether the image tower is loaded.
-        rank: among those of ``expert_size``; ranks differ by the rows of their Engram tables.
+        rank: among those of ``expert_size``, or of ``tensor_size``; ranks differ by the rows of their Engram tables.
     """
     parallel = Parallel(
-        tensor=Ranks(rank=rank % tensor_size, size=tensor_size), experts=Ranks(rank=rank, size=expert_size)
+        tensor=Ranks(rank=rank % tensor_size, size=tensor_size),
+        experts=Ranks(rank=rank % expert_size, size=expert_size),
     )
     shares = Shares(config, parallel)
     total: dict[str, int] = {}
     for part, name, spec, count in _tensors(config):
         if (part == DRAFT and not has_drafts) or (part == VISION and not has_images):
             continue
-        rows = range(spec.shape[0]) if count > 1 else shares.rows(name, spec)
+        rows = range(spec.shape[0] // parallel.expert_outputs.size) if count > 1 else shares.rows(name, spec)
         if rows is not None:
             here = len(rows) * prod(spec.shape[1:]) * spec.dtype.itemsize
             total[part] = total.get(part, 0) + here * (count // expert_size if count > 1 else 1)

@@ -93,7 +93,7 @@ class Memory:
         weights = rank_weights(
             config,
             layout.tensor,
-            layout.expert_ranks,
+            layout.dealt_ranks,
             has_drafts=options.num_drafts > 0,
             has_images=options.has_images,
         )
@@ -113,9 +113,12 @@ def _activation_bytes(config: ModelConfig, layout: Layout, options: Options, lon
     at_experts = rows * layout.rows_factor
     streams = 3 * rows * config.hc_mult * config.hidden_size * 2
     heads = 2 * rows * config.num_attention_heads * config.head_dim * 2 // layout.tensor
-    slots = at_experts * config.num_experts_per_tok * (config.moe_intermediate_size + config.hidden_size) * 2
-    if layout.expert_ranks > 1:  # results of every rank, before the right one is chosen
-        slots += layout.expert_ranks // layout.tensor * rows * config.num_experts_per_tok * config.hidden_size * 2
+    inner, outputs, tensor = config.moe_intermediate_size, config.hidden_size, layout.tensor
+    slots = at_experts * config.num_experts_per_tok * (inner + outputs) * 2
+    if layout.dealt_ranks > 1:  # results of every rank, before the right one is chosen
+        slots += layout.expert_ranks // tensor * rows * config.num_experts_per_tok * outputs * 2
+    elif tensor > 1:  # columns between the products: this rank's, those of all as they came, and side by side
+        slots = rows * config.num_experts_per_tok * max(inner // tensor + 2 * inner, inner + outputs // tensor) * 2
     narrow = min(rows, options.keep_tokens or rows)
     ratios = {config.ratio(layer): rows for layer in config.index_source_layer_ids if config.ratio(layer) > 1}
     scores = max([rows * longest // ratio for ratio in ratios] + [narrow * longest]) * 4
@@ -180,7 +183,7 @@ def plan_all(config: ModelConfig, gpu: Gpu, num_gpus: int, mix: Mix, options: Op
 def plan(config: ModelConfig, gpu: Gpu, layout: Layout, mix: Mix, options: Options) -> Plan:
     """One layout."""
     try:
-        check_sizes(config, layout.tensor, layout.expert_ranks, has_drafts=options.num_drafts > 0)
+        check_sizes(config, layout.tensor, layout.dealt_ranks, has_drafts=options.num_drafts > 0)
     except ConfigError as error:
         return Plan(layout=layout, refusal=str(error).partition(": ")[2].partition("; ")[0])
     if options.num_drafts and layout.rows_factor > 1:

@@ -39,7 +39,10 @@ PRODUCTS, ATTENTION, INDEX, EXPERTS, STREAMS, ENGRAM, HEAD, DRAFTS, EXCHANGE, EN
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """How ranks share the model: ``tensor`` ranks a replica, and whether replicas share the experts."""
+    """How ranks share the model: ``tensor`` ranks a replica, and whether replicas share the experts.
+
+    Ranks of one replica cut every expert by outputs; where replicas share them, whole experts are dealt out.
+    """
 
     tensor: int
     replicas: int
@@ -51,8 +54,13 @@ class Layout:
 
     @property
     def expert_ranks(self) -> int:
-        """Ranks that share the routed experts."""
+        """Ranks that share the routed experts, whole ones or their outputs."""
         return self.tensor * (self.replicas if self.shares_experts else 1)
+
+    @property
+    def dealt_ranks(self) -> int:
+        """Ranks that whole routed experts are dealt out to."""
+        return self.expert_ranks if self.shares_experts else 1
 
     @property
     def rows_factor(self) -> int:
@@ -239,7 +247,8 @@ class StepModel:
         per_expert = tokens * top_k / num_experts
         share = figures.EXPERTS_MATMUL.at(per_expert)
         operations = 2.0 * tokens * top_k / ranks * values
-        imbalance = (DECODE_IMBALANCE if is_decode else PREFILL_IMBALANCE) if ranks > 1 else 1.0
+        imbalance = DECODE_IMBALANCE if is_decode else PREFILL_IMBALANCE
+        imbalance = imbalance if self.layout.dealt_ranks > 1 else 1.0  # ranks that cut every expert do the same
         return imbalance * max(copy_us, self._matmul_us(operations, share))
 
     def _engram(self, rows: float) -> float:
@@ -261,12 +270,18 @@ class StepModel:
         parts.add(HEAD, us + figures.DRAW_US.time_at(rows) * self._copy_scale)
 
     def _exchange(self, rows: float, tensor: int) -> float:
-        """What reaches a rank in a layer: columns of three products, rows of other replicas, slots of other ranks."""
+        """What reaches a rank in a layer: columns of three products, rows of other replicas, slots of other ranks.
+
+        Ranks that cut every expert get the columns between its two products instead of slots.
+        """
         config, layout = self.config, self.layout
         row_bytes = 2.0 * config.hidden_size
         columns = 2.0 * (config.o_groups * config.o_lora_rank) + 2 * row_bytes if tensor > 1 else 0.0
         send = (layout.rows_factor - 1) * row_bytes
-        slots = layout.expert_ranks * config.num_experts_per_tok * row_bytes / tensor
+        slot_bytes = layout.expert_ranks * row_bytes / tensor
+        if layout.dealt_ranks == 1:
+            slot_bytes = 2.0 * config.moe_intermediate_size
+        slots = config.num_experts_per_tok * slot_bytes
         calls = 3 * (tensor > 1) + (layout.rows_factor > 1) + 1
         rate = EXCHANGE_SHARE * self.gpu.link_gb_s * 1e3  # bytes a microsecond
         return calls * EXCHANGE_LATENCY_US + rows * (columns + send + slots) / rate

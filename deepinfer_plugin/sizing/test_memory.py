@@ -33,11 +33,12 @@ def test_one_rank_holds_the_checkpoint(config: ModelConfig) -> None:
     assert sum(weights.values()) == checkpoint_bytes(config)
 
 
-@pytest.mark.parametrize(("tensor", "experts"), [(2, 2), (8, 8), (4, 8)])
+@pytest.mark.parametrize(("tensor", "experts"), [(2, 2), (8, 8), (4, 8), (2, 1), (8, 1)])
 def test_what_ranks_share_is_held_once(tensor: int, experts: int) -> None:
     whole = rank_weights(RELEASED, 1, 1, has_drafts=True, has_images=True)
     ranks = [
-        rank_weights(RELEASED, tensor, experts, has_drafts=True, has_images=True, rank=rank) for rank in range(experts)
+        rank_weights(RELEASED, tensor, experts, has_drafts=True, has_images=True, rank=rank)
+        for rank in range(max(tensor, experts))
     ]
     assert sum(rank[EXPERTS] for rank in ranks) == whole[EXPERTS]
     for part in (ENGRAM, VOCABULARY):

@@ -8,7 +8,7 @@ import pytest
 
 from deepinfer_plugin.model.config import ModelConfig
 from deepinfer_plugin.reference.released_config import released_config_dict
-from deepinfer_plugin.sizing import figures, published
+from deepinfer_plugin.sizing import figures, published, steps
 from deepinfer_plugin.sizing.devices import GPUS
 from deepinfer_plugin.sizing.figures import Curve
 from deepinfer_plugin.sizing.published import ALONE, TOLERANCE, Point
@@ -94,6 +94,15 @@ def test_ranks_share_experts_and_pay_for_the_exchange() -> None:
     assert eight.decode(64, 4096).us[EXPERTS] < alone.decode(64, 4096).us[EXPERTS] / 4
     assert EXCHANGE not in alone.decode(64, 4096).us
     assert eight.decode(64, 4096).us[EXCHANGE] > 0
+
+
+def test_ranks_that_cut_every_expert_do_not_wait_for_the_slowest(monkeypatch: pytest.MonkeyPatch) -> None:
+    cut = Layout(tensor=8, replicas=1, shares_experts=False)
+    dealt = Layout(tensor=4, replicas=2, shares_experts=True)
+    before = [model(layout=layout).decode(64, 4096).us[EXPERTS] for layout in (cut, dealt)]
+    monkeypatch.setattr(steps, "DECODE_IMBALANCE", 2 * steps.DECODE_IMBALANCE)
+    after = [model(layout=layout).decode(64, 4096).us[EXPERTS] for layout in (cut, dealt)]
+    assert after == pytest.approx([before[0], 2 * before[1]])
 
 
 def test_bounded_replay_halves_a_long_prefill() -> None:

@@ -108,7 +108,7 @@ def mxfp8(rows: int, outputs: int = 256, depth: int = 256) -> tuple[Any, ...]:
 
 def experts(average: int) -> tuple[Any, ...]:
     indices, weights = meta(average, 8, dtype=torch.int32), meta(average, 8, dtype=torch.float32)
-    return meta(average, 64), indices, weights, *(meta(8, 8, dtype=torch.uint8) for _ in range(4)), None
+    return meta(average, 64), indices, weights, *(meta(8, 8, 8, dtype=torch.uint8) for _ in range(4)), None
 
 
 def index(rows: int) -> tuple[Any, ...]:

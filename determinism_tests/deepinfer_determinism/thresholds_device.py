@@ -229,5 +229,6 @@ REVIEWED_DEVICE: Mapping[str, str] = {
     f"{_KERNELS}/sparse_attention/hopper_kernel.py: fits_hopper": _SHAPE,
     f"{_KERNELS}/engram_gate/tilelang_kernel.py: engram_gate_tilelang": "the width of a row",
     f"{_KERNELS}/peer_exchange/triton_kernel.py: peer_exchange_triton": "bytes are moved, whatever the step",
+    f"{_KERNELS}/moe_experts/up_kernel.py: experts_up": "columns of a rank, fixed by the checkpoint and the ranks",
     f"{_KERNELS}/moe_experts/tilelang_kernel.py: moe_experts_tilelang": "a family, proven by its row tests alone",
 }

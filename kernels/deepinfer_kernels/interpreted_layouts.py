@@ -7,6 +7,7 @@ not looked at.
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from unittest.mock import patch
 
 import torch
@@ -199,6 +200,18 @@ def _experts() -> None:
             moe_experts_triton(*arguments, limit=7.0, quantize_input=True)
 
 
+def _experts_by_outputs() -> None:
+    """Shares of 5, 32 and 128 columns: in order, in units that are turned alone, and in whole blocks."""
+    for num_rows in (1, 33, 130):
+        for num_shares, inner in ((32, 160), (5, 160), (2, 256)):
+            inputs = make_experts(num_rows, 2, 96, inner, 2, torch.bfloat16, generator(), "cpu")
+            x, ids, weights, *whole = inputs.values()
+            w13, w13_scale, w2, w2_scale = (part[:, : part.shape[1] // num_shares].contiguous() for part in whole)
+            arguments = (x, ids, weights, w13, w13_scale, w2, w2_scale, None)
+            gather = partial(torch.Tensor.repeat, repeats=(1, num_shares))
+            moe_experts_triton(*arguments, limit=7.0, quantize_input=True, gather=gather)
+
+
 LAYOUTS: tuple[Callable[[], None], ...] = (
     _slots_of_windows,
     _slots_of_entries,
@@ -210,6 +223,7 @@ LAYOUTS: tuple[Callable[[], None], ...] = (
     _attention,
     _routes,
     _experts,
+    _experts_by_outputs,
 )
 
 

@@ -45,20 +45,23 @@ def _grouped() -> object:
     return grouped_linear_triton(_empty(64, 8, 512), weight, _empty(256, 16, dtype=torch.uint8), _BF16)
 
 
-def _experts(num_tokens: int, dtype: torch.dtype) -> Callable[[], object]:
+def _experts(num_tokens: int, dtype: torch.dtype, num_shares: int = 1) -> Callable[[], object]:
+    """Whole, or one share of the outputs of both products."""
     num_experts, hidden_size, intermediate_size = 8, 512, 256
+    own, outputs = intermediate_size // num_shares, hidden_size // num_shares
     byte = torch.uint8
     return lambda: moe_experts_triton(
         _empty(num_tokens, hidden_size, dtype=dtype),
         _empty(num_tokens, 6, dtype=torch.int32),
         _empty(num_tokens, 6, dtype=torch.float32),
-        _empty(num_experts, 2 * intermediate_size, hidden_size // 2, dtype=byte),
-        _empty(num_experts, 2 * intermediate_size, hidden_size // 32, dtype=byte),
-        _empty(num_experts, hidden_size, intermediate_size // 2, dtype=byte),
-        _empty(num_experts, hidden_size, intermediate_size // 32, dtype=byte),
+        _empty(num_experts, 2 * own, hidden_size // 2, dtype=byte),
+        _empty(num_experts, 2 * own, hidden_size // 32, dtype=byte),
+        _empty(num_experts, outputs, intermediate_size // 2, dtype=byte),
+        _empty(num_experts, outputs, intermediate_size // 32, dtype=byte),
         None,
         limit=10.0,
         quantize_input=True,
+        gather=None if num_shares == 1 else lambda h: h.repeat(1, num_shares),
     )
 
 
@@ -113,6 +116,10 @@ CALLS: dict[str, Callable[[], object]] = {
     "experts, fp32": _experts(4, torch.float32),
     "experts, 64 rows each": _experts(80, _BF16),
     "experts, many tokens": _experts(2000, _BF16),
+    "experts, shares of whole blocks": _experts(4, _BF16, 2),
+    "experts, shares of 32 columns": _experts(4, _BF16, 4),
+    "experts, shares of 32 columns, many tokens": _experts(2000, _BF16, 4),
+    "experts, small shares": _experts(4, torch.float32, 16),
     "router": _gate,
     "places of experts": _places,
     "combine": lambda: moe_combine_triton(_empty(4, 6, 512), _empty(4, 512)),
@@ -162,6 +169,14 @@ def test_unpacked_weights_reach_the_tensor_core_from_registers() -> None:
                 text = compile_launch(launch, 90).asm["ttgir"]
                 assert "warp_group_dot" in text, f"{launch.name}: no wgmma"
                 assert "#ttg.dot_op" in text, f"{launch.name}: the weight passes through shared memory again"
+
+
+@pytest.mark.parametrize("name", ["experts, shares of 32 columns", "experts, shares of 32 columns, many tokens"])
+def test_hidden_values_of_units_are_copied_16_bytes_at_a_time(name: str) -> None:
+    # The compiler does not see by itself that 8 columns follow each other; it would load each alone, and wait for it.
+    (launch,) = (launch for launch in launches_of(CALLS[name]) if launch.name == "_experts_down_kernel")
+    copies = [line for line in compile_launch(launch, 90).asm["ttgir"].splitlines() if "async_copy_global" in line]
+    assert any("xbf16" in line and "contiguity = 8" in line for line in copies), "\n".join(copies)
 
 
 def test_every_tile_has_the_rows_and_warps_of_wgmma() -> None:

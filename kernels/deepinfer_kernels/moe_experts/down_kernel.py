@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from deepinfer_kernels import tiling
+from deepinfer_kernels.linear.weights import padded_depth
 from deepinfer_kernels.moe_experts.route_kernel import Tiles
 from deepinfer_kernels.tiling import MatmulTile
 from deepinfer_kernels.triton_formats import WEIGHT_SHIFT, load_packed_scale, unpack_e2m1
@@ -23,6 +24,8 @@ def _experts_down_kernel(
     HIDDEN: tl.constexpr,
     K: tl.constexpr,
     PADDED_K: tl.constexpr,
+    H_WIDTH: tl.constexpr,
+    TURNED: tl.constexpr,
     SHIFT: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -41,9 +44,13 @@ def _experts_down_kernel(
     n_row = tl.minimum(n, HIDDEN - 1)  # outputs behind the end repeat the last one
     word = tl.arange(0, BLOCK_K // 4)
     k = tl.arange(0, BLOCK_K)
+    if TURNED < BLOCK_K:  # so many columns are turned alone: of each the words with code 0 come first
+        code, word_k = k // (BLOCK_K // 4), k % (BLOCK_K // 4)
+        k = word_k // (TURNED // 4) * TURNED + code * (TURNED // 4) + word_k % (TURNED // 4)
+        k = tl.max_contiguous(tl.multiple_of(k, TURNED // 4), TURNED // 4)  # the compiler does not see it
     weight_ptrs = weight_ptr + expert * (HIDDEN * (K // 4)) + n_row[:, None] * (K // 4) + word[None, :]
     scale_ptrs = scale_ptr + expert * (HIDDEN * (K // 32)) + n_row * (K // 32)
-    h_ptrs = h_ptr + pair[None, :] * PADDED_K + k[:, None]
+    h_ptrs = h_ptr + pair[None, :] * H_WIDTH + k[:, None]
     acc = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
     for start in tl.range(0, PADDED_K, BLOCK_K, num_stages=NUM_STAGES):
         if K == PADDED_K:
@@ -51,7 +58,10 @@ def _experts_down_kernel(
         else:
             words = tl.load(weight_ptrs + start // 4, mask=(start // 4 + word < K // 4)[None, :], other=0)
         scale = load_packed_scale(scale_ptrs, start, K, PADDED_K)
-        h = tl.load(h_ptrs + start, mask=is_row[None, :], other=0.0) if BLOCK_M <= 32 else tl.load(h_ptrs + start)
+        if H_WIDTH < PADDED_K:
+            h = tl.load(h_ptrs + start, mask=is_row[None, :] & (start + k < H_WIDTH)[:, None], other=0.0)
+        else:
+            h = tl.load(h_ptrs + start, mask=is_row[None, :], other=0.0) if BLOCK_M <= 32 else tl.load(h_ptrs + start)
         acc = tl.dot(unpack_e2m1(words, scale, BLOCK_N), h, acc)
     out_ptrs = out_ptr + pair[None, :] * HIDDEN + n[:, None]
     tl.store(out_ptrs, (acc * SHIFT).to(out_ptr.dtype.element_ty), mask=is_row[None, :] & (n < HIDDEN)[:, None])
@@ -65,6 +75,7 @@ def experts_down(
     *,
     out_dtype: torch.dtype,
     tile: MatmulTile,
+    turned: int = tiling.WORD_BLOCK_K,
 ) -> torch.Tensor:
     """Multiply the hidden values [pairs, padded intermediate_size] with w2 of their expert: [pairs, hidden_size].
 
@@ -75,6 +86,7 @@ def experts_down(
         tiles: the pairs by expert, in tiles of ``tile.rows``.
         out_dtype: bf16 or fp32; rounded once.
         tile: of ``tiling.EXPERT_DOWN_TILES``.
+        turned: columns of ``h`` that are turned together; with fewer than a block ``h`` is not padded.
     """
     hidden_size, depth = w2.shape[1], w2.shape[2] * 2
     out = torch.empty((h.shape[0], hidden_size), dtype=out_dtype, device=h.device)
@@ -88,7 +100,9 @@ def experts_down(
         out,
         HIDDEN=hidden_size,
         K=depth,
-        PADDED_K=h.shape[1],
+        PADDED_K=padded_depth(depth),
+        H_WIDTH=h.shape[1],
+        TURNED=turned,
         SHIFT=WEIGHT_SHIFT,
         BLOCK_N=tile.columns,
         BLOCK_M=tile.rows,

@@ -1,10 +1,11 @@
 """The routed experts in plain PyTorch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
 from deepinfer_kernels.dense_cache import dense
+from deepinfer_kernels.moe_experts.shares import Gather, all_columns
 from deepinfer_kernels.mxfp4_quant import mxfp4_dequant
 from deepinfer_kernels.mxfp8_quant import mxfp8_fake_quant
 from deepinfer_kernels.row_tiles import tiled_matmul
@@ -50,6 +51,7 @@ def moe_experts_reference(
     *,
     limit: float,
     quantize_input: bool,
+    gather: Gather | None = None,
 ) -> torch.Tensor:
     """Run arguments ``moe_experts`` has already checked; see there."""
     num_tokens, top_k = topk_idx.shape
@@ -69,6 +71,8 @@ def moe_experts_reference(
     gate_up = _grouped_matmul(sorted_rows, _dense_weights(w13, w13_scale), counts).to(x.dtype)
     gate, up = gate_up[:, :intermediate_size], gate_up[:, intermediate_size:]
     h = swiglu(gate, up, limit, topk_weights.reshape(-1)[order])
+    if gather is not None:
+        h = all_columns(h, w2.shape[2] * 2, gather)
     if quantize_input:
         h = mxfp8_fake_quant(h)
     y = _grouped_matmul(h.float(), _dense_weights(w2, w2_scale), counts).to(x.dtype)
@@ -105,3 +109,48 @@ def make_inputs(
         "w2": packed(num_experts, hidden_size, intermediate_size // 2),
         "w2_scale": scale(num_experts, hidden_size, intermediate_size // 32),
     }
+
+
+def cut_weights(weights: Sequence[torch.Tensor], rank: int, num_ranks: int) -> list[torch.Tensor]:
+    """One rank's share of w13, w13_scale, w2 and w2_scale: an equal run of the rows of w1, of w3 and of w2."""
+
+    def share(part: torch.Tensor) -> torch.Tensor:
+        return part.chunk(num_ranks, dim=1)[rank]
+
+    w13, w13_scale, *second = weights
+    first = [torch.cat([share(half) for half in part.chunk(2, dim=1)], dim=1) for part in (w13, w13_scale)]
+    return [*first, *(share(part).contiguous() for part in second)]
+
+
+def _side_by_side(parts: list[torch.Tensor]) -> torch.Tensor:
+    return torch.cat(parts, dim=1)
+
+
+def run_shares(
+    run: Callable[..., torch.Tensor],
+    arguments: dict[str, torch.Tensor],
+    num_ranks: int,
+    exchange: Callable[[list[torch.Tensor]], torch.Tensor] = _side_by_side,
+) -> torch.Tensor:
+    """What the ranks give, side by side: one after the other they hand out their hidden values, then get those of all.
+
+    Args:
+        run: ``moe_experts`` on arguments like ``arguments`` and ``gather``.
+        arguments: of ``make_inputs``, with whole weights.
+        num_ranks: equal shares of the outputs of both products.
+        exchange: makes one tensor of the hidden values of all ranks.
+    """
+    names = ("w13", "w13_scale", "w2", "w2_scale")
+    weights = [arguments[name] for name in names]
+    shares = [
+        arguments | dict(zip(names, cut_weights(weights, rank, num_ranks), strict=True)) for rank in range(num_ranks)
+    ]
+    handed_out: list[torch.Tensor] = []
+
+    def hand_out(h: torch.Tensor) -> torch.Tensor:
+        handed_out.append(h)
+        return h.repeat(1, num_ranks)
+
+    for share in shares:
+        run(**share, gather=hand_out)
+    return torch.cat([run(**share, gather=lambda h: exchange(handed_out)) for share in shares], dim=-1)

@@ -1,6 +1,7 @@
 """The routed experts against a plain loop in fp64, at the edges of the row tiles, and row independence in fp32."""
 
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -8,10 +9,10 @@ import torch
 from deepinfer_kernels import dense_cache
 from deepinfer_kernels.errors import ShapeError, UnsupportedError
 from deepinfer_kernels.moe_experts import moe_experts, reference
-from deepinfer_kernels.moe_experts.reference import make_inputs
+from deepinfer_kernels.moe_experts.reference import cut_weights, make_inputs, run_shares
 from deepinfer_kernels.mxfp4_quant import mxfp4_dequant
 from deepinfer_kernels.mxfp8_quant import mxfp8_fake_quant
-from deepinfer_kernels.testing import assert_bitwise_equal, assert_close
+from deepinfer_kernels.testing import assert_bitwise_equal, assert_close, run_interpreted
 from deepinfer_kernels.tiling import REFERENCE_ROW_TILE
 
 HIDDEN_SIZE = 96
@@ -28,7 +29,7 @@ def inputs(num_tokens: int, device: str, dtype: torch.dtype = torch.float32) -> 
 
 
 def run(arguments: dict[str, torch.Tensor], *, quantize_input: bool = False, limit: float = LIMIT) -> torch.Tensor:
-    return moe_experts(num_shares=1, **arguments, limit=limit, quantize_input=quantize_input)
+    return moe_experts(num_shares=1, gather=None, **arguments, limit=limit, quantize_input=quantize_input)
 
 
 def some_rows(arguments: dict[str, torch.Tensor], rows: slice | torch.Tensor) -> dict[str, torch.Tensor]:
@@ -167,6 +168,50 @@ def test_nan_in_an_unused_expert_reaches_no_row(device: str) -> None:
     arguments["w13_scale"][2] = 255
     arguments["w2_scale"][2] = 255
     assert_bitwise_equal(run(arguments), clean, label="expert 2 is NaN")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("num_tokens", [0, 1, 17])
+@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+def test_shares_side_by_side_have_the_bits_of_the_whole(
+    num_ranks: int, num_tokens: int, dtype: torch.dtype, device: str
+) -> None:
+    # 32, 16 and 8 columns of each rank
+    arguments = inputs(num_tokens, device, dtype)
+    for quantize in (True,) if device == "cuda" and dtype == torch.float32 else (False, True):
+        share = partial(moe_experts, limit=LIMIT, quantize_input=quantize)
+        want = run(arguments, quantize_input=quantize)
+        assert_bitwise_equal(run_shares(share, arguments, num_ranks), want, label=f"{num_ranks} ranks")
+
+
+def test_shares_in_another_order_are_seen(device: str) -> None:
+    arguments, share = inputs(17, device), partial(moe_experts, limit=LIMIT, quantize_input=True)
+    got = run_shares(share, arguments, 2, lambda parts: torch.cat(parts[::-1], dim=1))
+    with pytest.raises(AssertionError, match="elements differ"):
+        assert_bitwise_equal(got, run(arguments, quantize_input=True), label="planted fault")
+
+
+def test_the_kernels_put_shares_together_in_the_interpreter() -> None:
+    assert run_interpreted("moe_experts.interpreted_shares").startswith("launches ")
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"gather": lambda h: h}, "moe_experts: gather made [6, 32] of [6, 32], expected [6, 64], the columns that w2"),
+        ({"w2": torch.zeros(5, 96, 32, dtype=torch.uint8)}, "w2 is [5, 96, 32] for rows of 96, expected equal shares"),
+        ({"w13": torch.zeros(5, 40, 48, dtype=torch.uint8)}, "w13 is [5, 40, 48] and w2 is [5, 48, 32] for rows of 96"),
+        ({"w13": torch.zeros(5, 0, 48, dtype=torch.uint8)}, "w13 is [5, 0, 48] and w2 is [5, 48, 32] for rows of 96"),
+        ({"w2_scale": torch.zeros(5, 96, 2, dtype=torch.uint8)}, "w2_scale is [5, 96, 2], expected [5, 48, 2]"),
+    ],
+)
+def test_shares_that_do_not_fit_are_named(change: dict[str, object], text: str) -> None:
+    arguments = inputs(3, "cpu")
+    names = ("w13", "w13_scale", "w2", "w2_scale")
+    cut = dict(zip(names, cut_weights([arguments[name] for name in names], 0, 2), strict=True))
+    options: dict[str, object] = {"limit": LIMIT, "quantize_input": True, "gather": lambda h: h.repeat(1, 2)}
+    with pytest.raises(ShapeError, match=re.escape(text)):
+        moe_experts(**(arguments | cut | options | change))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

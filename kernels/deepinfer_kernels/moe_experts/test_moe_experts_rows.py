@@ -1,12 +1,14 @@
 """On the device: every row of the experts has one set of fp32 bits, whatever the batch and the tile."""
 
+from functools import partial
+
 import pytest
 import torch
 
 from deepinfer_kernels import dispatch, tiling
 from deepinfer_kernels.dispatch import KernelSet
 from deepinfer_kernels.moe_experts import moe_experts
-from deepinfer_kernels.moe_experts.reference import make_inputs, moe_experts_reference
+from deepinfer_kernels.moe_experts.reference import make_inputs, moe_experts_reference, run_shares
 from deepinfer_kernels.mxfp4_quant import mxfp4_dequant
 from deepinfer_kernels.testing import assert_bitwise_equal
 
@@ -37,7 +39,7 @@ def _inputs(num_tokens: int, dtype: torch.dtype, seed: int, *, num_experts: int 
 
 def _run(arguments: dict[str, torch.Tensor], rows: slice | torch.Tensor = slice(None)) -> torch.Tensor:
     cut = {k: v[rows] if k in ("x", "topk_idx", "topk_weights") else v for k, v in arguments.items()}
-    return moe_experts(num_shares=1, **cut, limit=LIMIT, quantize_input=True)
+    return moe_experts(num_shares=1, gather=None, **cut, limit=LIMIT, quantize_input=True)
 
 
 def test_every_row_keeps_its_bits_in_any_batch() -> None:
@@ -71,10 +73,29 @@ def test_both_ways_of_routing_give_the_same_bits(monkeypatch: pytest.MonkeyPatch
     assert_bitwise_equal(_run(arguments), want, "counters in memory")
 
 
+@pytest.mark.parametrize("num_tokens", [1, 40, 300])
+@pytest.mark.parametrize(("inner", "num_ranks"), [(2304, 2), (2304, 4), (2304, 8), (288, 3), (288, 8)])
+def test_shares_side_by_side_have_the_bits_of_the_whole(inner: int, num_ranks: int, num_tokens: int) -> None:
+    # 2304, the released width: whole blocks on 2 ranks, units of 32 columns on 4 and 8. 288: with a last block that is
+    # filled up; and 36 columns a rank, no units.
+    for dtype in (torch.bfloat16, torch.float32):
+        generator = torch.Generator().manual_seed(49)
+        arguments = make_inputs(num_tokens, 6, 768, inner, 16, dtype, generator, "cuda")
+        share = partial(moe_experts, limit=LIMIT, quantize_input=True)
+        assert_bitwise_equal(run_shares(share, arguments, num_ranks), _run(arguments), f"{num_ranks} ranks, {dtype}")
+
+
+def test_shares_in_another_order_are_seen() -> None:
+    arguments, share = _inputs(40, torch.bfloat16, 50), partial(moe_experts, limit=LIMIT, quantize_input=True)
+    got = run_shares(share, arguments, 2, lambda parts: torch.cat(parts[::-1], dim=1))
+    with pytest.raises(AssertionError, match="elements differ"):
+        assert_bitwise_equal(got, _run(arguments), "planted fault")
+
+
 @pytest.mark.parametrize("num_tokens", [1, 40, 700])
 def test_results_agree_with_the_reference(num_tokens: int) -> None:
     arguments = _inputs(num_tokens, torch.float32, 44)
-    want = moe_experts_reference(**arguments, limit=LIMIT, quantize_input=True).double()
+    want = moe_experts_reference(gather=None, **arguments, limit=LIMIT, quantize_input=True).double()
     error = float((_run(arguments).double() - want).norm() / want.norm())
     assert error < RELATIVE_ERROR, error
 

@@ -19,6 +19,7 @@ from deepinfer_kernels.linear.prepare_kernel import prepare_rows
 from deepinfer_kernels.linear.triton_kernel import packed_operand
 from deepinfer_kernels.linear.weights import padded_depth
 from deepinfer_kernels.moe_experts.route_kernel import route_pairs
+from deepinfer_kernels.moe_experts.shares import Gather, all_turned_columns, turned_columns
 from deepinfer_kernels.tilelang_formats import (
     as_int,
     keep_nan_between,
@@ -87,6 +88,19 @@ def _gather_rows(source, rows, x, count, start, block_m):
 
 
 @T.macro
+def _gather_turned_rows(source, rows, x, count, start, width, turned, block_m):
+    """The same of rows whose columns are turned ``turned`` at a time, and not filled up behind ``width``."""
+    for m, k in T.Parallel(block_m, _BLOCK_K):
+        # of a column: its code, and its word among those of the block
+        code, word = k // (_BLOCK_K // 4), k % (_BLOCK_K // 4)
+        place = word // (turned // 4) * turned + code * (turned // 4) + word % (turned // 4)
+        if m < count and start + place < width:
+            x[m, k] = source[rows[m], start + place]
+        else:
+            x[m, k] = T.bfloat16(0)
+
+
+@T.macro
 def _activate(product, hidden, rows, row_weight, count, limit, is_bf16, block_m):
     """SwiGLU of the products [columns, rows], times the routing weight: [rows, outputs], in fp32."""
     for m, n in T.Parallel(block_m, _HALF):
@@ -105,16 +119,26 @@ def _activate(product, hidden, rows, row_weight, count, limit, is_bf16, block_m)
             hidden[m, n] = 0.0
 
 
+def _turned_place(column, code, turned):
+    """Where ``code`` of the 8 words from ``column`` on is, if so many columns are turned together."""
+    return column // turned * turned + code * (turned // 4) + column % turned // 4
+
+
+def _rows_to_write(count, column, intermediate, turned):
+    """Rows of a tile of ``count``, or none where 32 columns from ``column`` on are not there. Blocks are filled up."""
+    return count if turned == _BLOCK_K else T.if_then_else(column < intermediate, count, 0)
+
+
 @T.macro
-def _store_hidden(hidden, rows, h, first, count, intermediate, quantize, block_m):
-    """Round to MXFP8 and write the columns turned, like every prepared row; a thread owns 32 outputs a turn."""
+def _store_hidden(hidden, rows, h, first, count, intermediate, quantize, turned, block_m):
+    """Round to MXFP8 and write the columns, ``turned`` of them turned together; a thread owns 32 outputs a turn."""
     lane = T.get_thread_binding(0)
-    turned = T.alloc_local((8,), T.bfloat16)
+    values = T.alloc_local((8,), T.bfloat16)
     exponent = T.alloc_var(T.int32)
     for step in T.serial(T.ceildiv(2 * block_m, _THREADS)):
         m = (step * _THREADS + lane) // 2
         block = (step * _THREADS + lane) % 2
-        if m < count:
+        if m < _rows_to_write(count, first + block * 32, intermediate, turned):
             if quantize:
                 exponent = 0
                 for e in T.serial(32):
@@ -125,10 +149,18 @@ def _store_hidden(hidden, rows, h, first, count, intermediate, quantize, block_m
                     value = hidden[m, block * 32 + word * 4 + code]
                     rounded = mxfp8_round(value, exponent) if quantize else value
                     is_output = first + block * 32 + word * 4 + code < intermediate
-                    turned[word] = T.if_then_else(is_output, T.Cast(T.bfloat16, rounded), T.bfloat16(0))
-                place = first // _BLOCK_K * _BLOCK_K + code * 32 + first % _BLOCK_K // 4 + block * 8
+                    values[word] = T.if_then_else(is_output, T.Cast(T.bfloat16, rounded), T.bfloat16(0))
+                place = _turned_place(first + block * 32, code, turned)
                 for v in T.vectorized(8):
-                    h[rows[m], place + v] = turned[v]
+                    h[rows[m], place + v] = values[v]
+
+
+@T.macro
+def _store_in_order(hidden, rows, h, first, count, intermediate, dtype, block_m):
+    """Write the columns as they are; the ranks have too few for a scale of MXFP8."""
+    for m, n in T.Parallel(block_m, _HALF):
+        if m < count and first + n < intermediate:
+            h[rows[m], first + n] = T.Cast(dtype, hidden[m, n])
 
 
 def _rounded(value, is_bf16):
@@ -137,11 +169,14 @@ def _rounded(value, is_bf16):
 
 
 @tilelang.jit(pass_configs=PASSES)
-def experts_up_kernel(depth, intermediate, top_k, is_bf16, quantize, block_m):
-    """First product and everything behind it, for ``block_m`` rows of one expert."""
+def experts_up_kernel(depth, intermediate, top_k, is_bf16, quantize, block_m, turned=_BLOCK_K):
+    """First product and everything behind it, for ``block_m`` rows of one expert; ``turned`` as in ``shares``."""
     num_tokens, num_experts, num_tiles = T.dynamic("num_tokens"), T.dynamic("num_experts"), T.dynamic("num_tiles")
     num_pairs = T.dynamic("num_pairs")
-    width, hidden_width = padded_depth(depth), padded_depth(intermediate)
+    width = padded_depth(depth)
+    hidden_width = padded_depth(intermediate) if turned == _BLOCK_K else intermediate
+    is_plain = turned == tiling.E2M1_CODES
+    h_dtype = T.float32 if is_plain and not is_bf16 else T.bfloat16
 
     @T.prim_func
     def experts_up_tile(
@@ -152,10 +187,10 @@ def experts_up_kernel(depth, intermediate, top_k, is_bf16, quantize, block_m):
         tile_expert: T.Tensor((num_tiles,), T.int32),
         tile_count: T.Tensor((num_tiles,), T.int32),
         tile_rows: T.Tensor((num_tiles, block_m), T.int32),
-        h: T.Tensor((num_pairs, hidden_width), T.bfloat16),
+        h: T.Tensor((num_pairs, hidden_width), h_dtype),
         limit: T.float32,
     ):
-        with T.Kernel(hidden_width // _HALF, num_tiles, threads=_THREADS) as (part, tile):
+        with T.Kernel(T.ceildiv(hidden_width, _HALF), num_tiles, threads=_THREADS) as (part, tile):
             weights = T.alloc_shared((_COLUMNS, _BLOCK_K), T.bfloat16)
             x_shared = T.alloc_shared((block_m, _BLOCK_K), T.bfloat16)
             rows = T.alloc_shared((block_m,), T.int32)
@@ -181,21 +216,25 @@ def experts_up_kernel(depth, intermediate, top_k, is_bf16, quantize, block_m):
                     T.gemm(weights, x_shared, total, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
                 T.copy(total, product)
                 _activate(product, hidden, rows, row_weight, count, limit, is_bf16, block_m)
-                _store_hidden(hidden, rows, h, first, count, intermediate, quantize, block_m)
+                if is_plain:
+                    _store_in_order(hidden, rows, h, first, count, intermediate, h_dtype, block_m)
+                else:
+                    _store_hidden(hidden, rows, h, first, count, intermediate, quantize, turned, block_m)
 
     return experts_up_tile
 
 
 @tilelang.jit(pass_configs=PASSES)
-def experts_down_kernel(depth, hidden_size, is_bf16, block_m):
-    """Second product, for ``block_m`` rows of one expert."""
+def experts_down_kernel(depth, hidden_size, is_bf16, block_m, turned=_BLOCK_K):
+    """Second product, for ``block_m`` rows of one expert; ``turned`` columns of ``h`` are turned together."""
     num_pairs, num_experts, num_tiles = T.dynamic("num_pairs"), T.dynamic("num_experts"), T.dynamic("num_tiles")
     width = padded_depth(depth)
+    h_width = width if turned == _BLOCK_K else depth
     out_dtype = T.bfloat16 if is_bf16 else T.float32
 
     @T.prim_func
     def experts_down_tile(
-        h: T.Tensor((num_pairs, width), T.bfloat16),
+        h: T.Tensor((num_pairs, h_width), T.bfloat16),
         weight: T.Tensor((num_experts, hidden_size, depth // 8), T.int32),
         scale: T.Tensor((num_experts, hidden_size, depth // 32), T.uint8),
         tile_expert: T.Tensor((num_tiles,), T.int32),
@@ -218,7 +257,10 @@ def experts_down_kernel(depth, hidden_size, is_bf16, block_m):
                 T.clear(total)
                 for block in T.serial(width // _BLOCK_K):
                     start = block * _BLOCK_K
-                    _gather_rows(h, rows, h_shared, count, start, block_m)
+                    if turned == _BLOCK_K:
+                        _gather_rows(h, rows, h_shared, count, start, block_m)
+                    else:
+                        _gather_turned_rows(h, rows, h_shared, count, start, h_width, turned, block_m)
                     ends = hidden_size, hidden_size
                     _unpack_weights(weight, scale, weights, expert, first, first + _HALF, *ends, start, depth)
                     T.fence_proxy_async()
@@ -244,22 +286,27 @@ def moe_experts_tilelang(
     limit: float,
     quantize_input: bool,
     num_shares: int = 1,
+    gather: Gather | None = None,
 ) -> torch.Tensor:
     """Run arguments ``moe_experts`` has already checked; fp32 ``x`` only with ``quantize_input``."""
     num_tokens, top_k = topk_idx.shape
-    hidden_size, num_experts, intermediate = x.shape[1], w13.shape[0], w13.shape[1] // 2
-    out = torch.empty((num_tokens * top_k, hidden_size), dtype=x.dtype, device=x.device)
+    num_experts, num_outputs, own, depth = w2.shape[0], w2.shape[1], w13.shape[1] // 2, w2.shape[2] * 2
+    out = torch.empty((num_tokens * top_k, num_outputs), dtype=x.dtype, device=x.device)
     if num_tokens == 0:
-        return out.view(num_tokens, top_k, hidden_size)
+        return out.view(num_tokens, top_k, num_outputs)
     average = -(-num_tokens * top_k // (num_experts * num_shares))
     block_m = from_table(tiling.EXPERT_TILELANG_ROWS, average)
     tiles = route_pairs(topk_idx.contiguous(), num_experts, block_m)
     of_tiles = (tiles.expert, tiles.count, tiles.rows.view(-1, block_m))
     if rows is None:
         rows = prepare_rows(x, codes=tiling.E2M1_CODES, quantize=quantize_input)
-    is_bf16 = x.dtype == torch.bfloat16
-    h = torch.empty((num_tokens * top_k, padded_depth(intermediate)), dtype=torch.bfloat16, device=x.device)
-    experts_up_kernel(hidden_size, intermediate, top_k, is_bf16, quantize_input, block_m)(
+    is_bf16, turned = x.dtype == torch.bfloat16, turned_columns(own, gather)
+    h = torch.empty(
+        (num_tokens * top_k, padded_depth(own) if turned == _BLOCK_K else own),
+        dtype=x.dtype if turned == tiling.E2M1_CODES else torch.bfloat16,
+        device=x.device,
+    )
+    experts_up_kernel(x.shape[1], own, top_k, is_bf16, quantize_input, block_m, turned)(
         rows,
         packed_operand(w13).view(torch.int32),
         packed_operand(w13_scale),
@@ -268,7 +315,8 @@ def moe_experts_tilelang(
         h,
         float(limit),
     )
-    experts_down_kernel(intermediate, hidden_size, is_bf16, block_m)(
+    h, turned = all_turned_columns(h, depth, gather, turned, quantize=quantize_input)
+    experts_down_kernel(depth, num_outputs, is_bf16, block_m, turned)(
         h, packed_operand(w2).view(torch.int32), packed_operand(w2_scale), *of_tiles, out
     )
-    return out.view(num_tokens, top_k, hidden_size)
+    return out.view(num_tokens, top_k, num_outputs)

@@ -28,7 +28,8 @@ def _experts_up_kernel(
     K: tl.constexpr,
     PADDED_K: tl.constexpr,
     INTERMEDIATE: tl.constexpr,
-    PADDED_INTERMEDIATE: tl.constexpr,
+    H_WIDTH: tl.constexpr,
+    TURNED: tl.constexpr,
     ACTIVATION: tl.constexpr,
     QUANTIZE: tl.constexpr,
     SHIFT: tl.constexpr,
@@ -76,12 +77,17 @@ def _experts_up_kernel(
     # The second product reads h with its columns turned word by word, like every prepared row.
     first_n = tl.program_id(0) * HALF_N
     place = tl.arange(0, HALF_N)
-    h = tl.where((first_n + place < INTERMEDIATE)[:, None], h, 0.0).to(tl.bfloat16)
+    h = tl.where((first_n + place < INTERMEDIATE)[:, None], h, 0.0).to(h_ptr.dtype.element_ty)
     h = tl.reshape(tl.permute(tl.reshape(h, [HALF_N // 4, 4, BLOCK_M]), (1, 0, 2)), [HALF_N, BLOCK_M])
-    column = first_n // BLOCK_K * BLOCK_K + place // (HALF_N // 4) * (BLOCK_K // 4)
-    column += first_n % BLOCK_K // 4 + place % (HALF_N // 4)
-    h_ptrs = h_ptr + pair.to(tl.int64)[None, :] * PADDED_INTERMEDIATE + column[:, None]
-    tl.store(h_ptrs, h, mask=is_row[None, :])
+    if TURNED == BLOCK_K:
+        column = first_n // BLOCK_K * BLOCK_K + place // (HALF_N // 4) * (BLOCK_K // 4)
+        column += first_n % BLOCK_K // 4 + place % (HALF_N // 4)
+        is_stored = is_row[None, :]
+    else:
+        word = first_n // 4 + place % (HALF_N // 4)
+        column = word // (TURNED // 4) * TURNED + place // (HALF_N // 4) * (TURNED // 4) + word % (TURNED // 4)
+        is_stored = is_row[None, :] & (column < H_WIDTH)[:, None]
+    tl.store(h_ptr + pair.to(tl.int64)[None, :] * H_WIDTH + column[:, None], h, mask=is_stored)
 
 
 def experts_up(
@@ -95,8 +101,9 @@ def experts_up(
     activation: torch.dtype,
     quantize: bool,
     tile: MatmulTile,
+    turned: int = tiling.WORD_BLOCK_K,
 ) -> torch.Tensor:
-    """Hidden values of every pair, ready for the second product: [pairs, padded intermediate_size] bf16.
+    """Hidden values of every pair for the second product: [pairs, padded intermediate_size] bf16.
 
     Args:
         rows: [num_tokens, padded hidden_size] bf16, prepared for e2m1 words.
@@ -108,10 +115,14 @@ def experts_up(
         activation: dtype the products and the SwiGLU round to.
         quantize: round to MXFP8 last.
         tile: of ``tiling.EXPERT_TILES``.
+        turned: columns that are turned together, see ``shares.turned_columns``. With fewer than a block nothing is
+            padded; with those of a word the columns stay in their order, not quantised, in ``activation``.
     """
     intermediate_size, depth = w13.shape[1] // 2, w13.shape[2] * 2
-    width = padded_depth(intermediate_size)
-    h = torch.empty((topk_weights.numel(), width), dtype=torch.bfloat16, device=rows.device)
+    width = padded_depth(intermediate_size) if turned == tiling.WORD_BLOCK_K else intermediate_size
+    is_plain = turned == tiling.E2M1_CODES
+    dtype = activation if is_plain else torch.bfloat16
+    h = torch.empty((topk_weights.numel(), width), dtype=dtype, device=rows.device)
     _experts_up_kernel[(triton.cdiv(width, tile.columns // 2), tiles.expert.shape[0])](
         rows,
         w13.view(torch.int16),
@@ -126,9 +137,10 @@ def experts_up(
         K=depth,
         PADDED_K=rows.shape[1],
         INTERMEDIATE=intermediate_size,
-        PADDED_INTERMEDIATE=width,
+        H_WIDTH=width,
+        TURNED=turned,
         ACTIVATION=tl.bfloat16 if activation == torch.bfloat16 else tl.float32,
-        QUANTIZE=quantize,
+        QUANTIZE=quantize and not is_plain,
         SHIFT=WEIGHT_SHIFT,
         BLOCK_N=tile.columns,
         HALF_N=tile.columns // 2,
