@@ -17,6 +17,7 @@ from deepinfer_plugin.engine_child.gpus import lack_of_gpus
 NUM_RANKS = 2
 TENSOR, EXPERTS = "--tensor-parallel-size=2", "--enable-expert-parallel"
 QUICK = ("arrival",)  # a step of two ranks costs two processes: one case, of the cheapest relation with chunks
+QUICK_S32, QUICK_REF = "ranks 2", "ranks 2 tensor"  # whole experts, then experts that ranks share by outputs
 WITHOUT_RANKS = ("restart",)  # it is about processes
 FULL: Mapping[str, tuple[tuple[str, ...], Sequence[str]]] = {
     "ranks 2": ((TENSOR, EXPERTS), tuple(name for name in BY_NAME if name not in WITHOUT_RANKS)),
@@ -33,15 +34,17 @@ def rank_configurations(s32: Configuration, ref: Configuration, depth: str, num_
         depth: ``quick`` or ``full``.
         num_gpus: that this process may use; without meaning on the CPU.
     """
-    found = _of_base(s32, depth, required={RANKS: NUM_RANKS})
+    found = _of_base(s32, depth, QUICK_S32, required={RANKS: NUM_RANKS})
     if s32.setting.device == "cpu":
         return found
-    found += _of_base(ref, depth, suffix=" ref", required={RANKS: NUM_RANKS, CAPTURED_SIZES: 1})
+    found += _of_base(ref, depth, QUICK_REF, suffix=" ref", required={RANKS: NUM_RANKS, CAPTURED_SIZES: 1})
     return [replace(item, not_applicable=lack_of_gpus(NUM_RANKS, num_gpus)) for item in found]
 
 
-def _of_base(base: Configuration, depth: str, *, required: Mapping[str, int], suffix: str = "") -> list[Configuration]:
-    table = FULL if depth == "full" else {"ranks 2": (FULL["ranks 2"][0], QUICK)}
+def _of_base(
+    base: Configuration, depth: str, quick: str, *, required: Mapping[str, int], suffix: str = ""
+) -> list[Configuration]:
+    table = FULL if depth == "full" else {quick: (FULL[quick][0], QUICK)}
     return [
         Configuration(
             label=label + suffix,

@@ -23,7 +23,7 @@ CPU: dict[str, Described] = {
     "full": {"ranks 2": (S32, (TENSOR, EXPERTS), NUM_ALL), "ranks 2 tensor": (S32, (TENSOR,), 4)},
 }
 CUDA: dict[str, Described] = {
-    "quick": {**CPU["quick"], "ranks 2 ref": (REF, (TENSOR, EXPERTS), 1)},
+    "quick": {**CPU["quick"], "ranks 2 tensor ref": (REF, (TENSOR,), 1)},
     "full": {
         **CPU["full"],
         "ranks 2 ref": (REF, (TENSOR, EXPERTS), NUM_ALL),
