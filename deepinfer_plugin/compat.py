@@ -97,8 +97,8 @@ PATCHES: tuple[Patch, ...] = (
         removal="a KV-cache specification may limit the hit of a request",
     ),
     Patch(
-        what="KVCacheManager.allocate_slots wrapped: a running request of our model that crosses no border of blocks "
-        "is given none without asking",
+        what="KVCacheManager.allocate_slots wrapped: under bounded replay a running request of our model that crosses "
+        "no border of blocks is given none without asking",
         why="it is asked for every request of every step; of a decode step of 64 requests this took two thirds of the "
         "planning",
         upstream="vllm/v1/core/kv_cache_manager.py, vLLM 0.33.0; wrapping.py checks the parameters",

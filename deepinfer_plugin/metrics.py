@@ -81,10 +81,8 @@ METRICS: tuple[Metric, ...] = (
     INFO,
 )
 WORKER_METRICS: tuple[Metric, ...] = (ROWS, PADDING_ROWS)
-BALANCE_METRICS: tuple[Metric, ...] = (
-    MOE_LB,
-    MOVES,
-)  # of the first rank of an engine, or of those that have whole experts
+# Of the first rank of an engine, or of those that have whole experts.
+BALANCE_METRICS: tuple[Metric, ...] = (MOE_LB, MOVES)
 
 
 class MoeBalance:

@@ -31,20 +31,21 @@ def install() -> None:
     wrap(KVCacheManager, "allocate_slots", ("self", "request", "num_new_tokens"), _allocate)
 
 
-def border_of(config: KVCacheConfig) -> int | None:
-    """Tokens from one border to the next, of all groups; None: the engine's model is not ours."""
+def border_of(config: KVCacheConfig, hash_block_size: int) -> int | None:
+    """Tokens from one border to the next, of all groups and of what prompts share; None: the model is not ours."""
     if rule_of(config) is None:
         return None
     specs = [spec for group in config.kv_cache_groups for spec in iter_layer_specs(group.kv_cache_spec)]
     # a ring is one block for the life of a request
-    return math.gcd(*(spec.block_size for spec in specs if not isinstance(spec, CircularBufferSpec)))
+    sizes = [spec.block_size for spec in specs if not isinstance(spec, CircularBufferSpec)]
+    return math.gcd(hash_block_size, *sizes)
 
 
 def _allocate(
     original: Callable[..., Any], manager: Any, request: Any, num_new_tokens: int, *args: Any, **options: Any
 ) -> Any:
     if not hasattr(manager, _BORDER):
-        setattr(manager, _BORDER, border_of(manager.kv_cache_config))
+        setattr(manager, _BORDER, border_of(manager.kv_cache_config, manager.block_pool.hash_block_size))
     border = getattr(manager, _BORDER)
     is_plain = not args and options.keys() <= {"num_lookahead_tokens"}
     if border is None or not is_plain or request.status != RequestStatus.RUNNING:

@@ -138,16 +138,17 @@ def test_a_fault_in_the_stretch_is_noticed() -> None:
 
 
 def test_a_request_that_comes_back_is_asked_for_again() -> None:
+    """Its second chunk ends in the stretch of the last step before it was preempted; its blocks are gone."""
     run, one = Run(is_quiet=True), request("a", 40)
     run.admit(one)
-    run.decode(one)
-    run.decode(one)
+    for _ in range(3):
+        run.decode(one)
     run.manager.free(one)
     one.status, one.num_computed_tokens = RequestStatus.PREEMPTED, 0
-    run.admit(one)
+    assert run.allocate(one, 16) is not None
+    one.status, one.num_computed_tokens = RequestStatus.RUNNING, 16
+    assert run.allocate(one, one.num_tokens - 16) is not None
     assert run.held(one)[1][0] == -(-one.num_tokens // WINDOW_BLOCK)
-    run.decode(one)
-    assert run.held(one)[0][0] == 1
 
 
 def test_a_full_cache_is_told_at_every_try() -> None:
@@ -168,5 +169,6 @@ def test_other_models_are_always_asked() -> None:
 
 
 def test_the_border_is_that_of_all_groups_but_rings() -> None:
-    assert quiet_steps.border_of(config()) == WINDOW_BLOCK
-    assert quiet_steps.border_of(config(is_ours=False)) is None
+    assert quiet_steps.border_of(config(), WINDOW_BLOCK) == WINDOW_BLOCK
+    assert quiet_steps.border_of(config(), 16) == 16
+    assert quiet_steps.border_of(config(is_ours=False), WINDOW_BLOCK) is None

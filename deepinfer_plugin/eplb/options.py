@@ -72,7 +72,7 @@ class EplbOptions:
         """
         if not has_expert_parallel or num_ranks == 1:
             raise ConfigError(
-                f"DeepseekV41ForCausalLM: enable_eplb is True with {num_ranks} ranks of experts and "
+                f"DeepseekV41ForCausalLM: enable_eplb is True with {num_ranks} ranks and "
                 f"enable_expert_parallel {has_expert_parallel}, expected two ranks or more that share experts; add "
                 "--enable-expert-parallel and --tensor-parallel-size or --data-parallel-size"
             )

@@ -59,7 +59,7 @@ def test_the_flags_reach_our_balancer_where_vllm_would_refuse_them() -> None:
 @pytest.mark.parametrize(
     ("changed", "num_ranks", "has_expert_parallel", "message"),
     [
-        ({}, 1, True, "enable_eplb is True with 1 ranks of experts"),
+        ({}, 1, True, "enable_eplb is True with 1 ranks"),
         ({}, 2, False, "enable_expert_parallel False, expected two ranks or more that share experts"),
         ({"window_size": 6}, 2, True, "window_size is 6, expected at most step_interval, 5"),
         ({"num_extra_experts": 9}, 2, True, "num_redundant_experts is 9, expected at most 8"),

@@ -22,6 +22,7 @@ class GraphLogits:
     def __init__(self, max_rows: int, vocab_size: int) -> None:
         """Memory for graphs of up to ``max_rows`` rows, on the default device; 0: no graph keeps its logits."""
         self._logits = torch.empty((max_rows, vocab_size), dtype=torch.float32)
+        self._captured: set[int] = set()  # rows of the graphs that keep their logits
         self._ready = 0
 
     @classmethod
@@ -42,17 +43,18 @@ class GraphLogits:
         num_rows = hidden_states.shape[0]
         if 0 < num_rows <= self._logits.shape[0] and torch.cuda.is_current_stream_capturing():
             self._logits[:num_rows].copy_(head(hidden_states))
+            self._captured.add(num_rows)
 
-    def expect(self, num_rows: int, num_logits: int, *, is_graph: bool) -> None:
+    def expect(self, num_rows: int, num_logits: int, graph_rows: int | None) -> None:
         """Before a step: note whether its graph gives the logits that vLLM will ask for.
 
         Args:
             num_rows: of the step, without those that fill up the graph.
             num_logits: rows whose logits are asked for, ascending and none twice.
-            is_graph: whether a graph computes the step.
+            graph_rows: of the graph that computes the step, which may be many more than the step has: other replicas
+                have a say in it. None: no graph does.
         """
-        fits = is_graph and num_logits == num_rows <= self._logits.shape[0]
-        self._ready = num_rows if fits else 0
+        self._ready = num_rows if graph_rows in self._captured and num_logits == num_rows else 0
 
     def take(self, num_rows: int) -> torch.Tensor | None:
         """[num_rows, vocab_size] fp32 of the last step, once; None: they are to be computed."""

@@ -1,4 +1,4 @@
-"""Memory that the ranks of one host map of each other, for exchanges too small to be worth a collective of NCCL.
+"""Memory that the ranks of one host map of each other, so that a kernel exchanges rows instead of NCCL.
 
 It is memory of the CUDA runtime, handed over as vLLM's own custom all-reduce does it. Where a rank cannot reach another
 one's memory (another host, another container, no link) all of them go without, and exchanges take the process group.
@@ -25,7 +25,7 @@ logger = init_logger(__name__)
 
 MAX_RANKS = 8
 HALF_BYTES = 64 << 20
-"""Largest result that takes this way: fp32 logits of 128 rows of the released vocabulary. The memory has two halves."""
+"""Largest result of one launch: fp32 logits of 128 rows of the released vocabulary. The memory has two halves."""
 PROOF_SHAPE = (37, 1000)
 
 

@@ -8,8 +8,8 @@ import torch
 MAX_ROWS = 64
 """Rows up to which it wins beside attention: 64 requests on the slice of the real width 1.08 times as fast (H200)."""
 MAX_ROWS_BESIDE_EXPERTS = 16
-"""The same beside routed experts that are all on one rank: with 64 rows they fill the card, and a layer took 1.06 times
-as long. With a share of them on each of two ranks 64 rows still win, 1.03 times as fast."""
+"""The same beside routed experts where one rank serves a replica: with 64 rows they fill the card; a layer took 1.06
+times as long. With a share of them on each of two ranks 64 rows still win, 1.03 times as fast."""
 
 
 class SideStream:

@@ -148,9 +148,9 @@ class DeepInferModelState(DefaultModelState):
         if self._images is None:  # else they are mended already, see prepare_inputs_embeds
             self._mend_drafts(input_batch)
         inputs = super().prepare_inputs(input_batch, req_states)
-        num_logits = input_batch.logits_indices.shape[0]
-        self.model.graph_logits.expect(input_batch.num_tokens, num_logits, is_graph=self._is_graph)
         num_tokens = input_batch.num_tokens_after_padding
+        graph_rows = num_tokens if self._is_graph else None
+        self.model.graph_logits.expect(input_batch.num_tokens, input_batch.logits_indices.shape[0], graph_rows)
         if self._drafter is not None and self._drafter.draws is not None:
             self._drafter.draws.refresh()
         if self.model.load is not None:

@@ -209,7 +209,8 @@ def _run_make(arguments: argparse.Namespace) -> int:
     if (run.device == CPU_DEVICE) != (accelerator == Accelerator.CPU.value):
         raise SettingError(
             f"certificate: {arguments.run_file} is of a run on {run.device} and this process is on {accelerator}, "
-            "expected the machine of the run, which the certificate describes; make it there"
+            "expected the same kind of device: a certificate describes the machine that it is made on; make it where "
+            "the run was"
         )
     certificate = make(run, environment)
     write(certificate, arguments.out)

@@ -95,7 +95,7 @@ def _capture(layer: _Layer, write: Write, recorder: Recorder) -> _Captured:
 
 def _step(recorder: Recorder, run: Callable[[], object]) -> list[dict[str, int]]:
     """Hashes of one step in which every request has one row; ``run`` computes it."""
-    device = next(iter(recorder.buffers.values())).values.device if recorder.buffers else torch.device("cuda")
+    device = next(iter(recorder.buffers.values())).device if recorder.buffers else torch.device("cuda")
     seen = len(recorder.found)
     recorder.begin(
         SimpleNamespace(

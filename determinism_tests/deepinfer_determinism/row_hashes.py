@@ -83,9 +83,9 @@ class Target:
     operation: str
 
 
-@dataclass(slots=True)
-class _Buffer:
-    """Hashes of one operation, or the rows of the target. ``domain`` is ``tokens`` or ``logits``: what its rows are."""
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """Rows of the target's operation. ``domain`` is ``tokens`` or ``logits``: what they are rows of."""
 
     values: torch.Tensor
     domain: str
@@ -107,18 +107,19 @@ class Recorder:
     seen: dict[str, int] = field(default_factory=dict)
     replayed: int = 0
     captured: torch.Tensor | None = None
-    buffers: dict[str, _Buffer] = field(default_factory=dict)
+    buffers: dict[str, torch.Tensor] = field(default_factory=dict)  # hashes by key
     found: list[tuple[RowName, dict[str, int]]] = field(default_factory=list)
     names: dict[int, str] = field(default_factory=dict)  # id of a module -> its name in the model
     is_suspended: bool = False
     _stack: list[str] = field(default_factory=list)
     _seen: dict[str, int] = field(default_factory=dict)  # key -> times written in this step
+    _domains: dict[str, str] = field(default_factory=dict)  # key -> what its rows are in this step: tokens or logits
     _order: list[str] = field(default_factory=list)  # keys as a whole step writes them
     _last: str | None = None  # the key written before, in this step
     _by_rows: dict[int, list[str]] = field(default_factory=dict)  # rows of a captured graph -> its keys
-    _held: _Buffer | None = None  # rows of the target's operation, as this step, or a captured graph, writes them
-    _held_by_rows: dict[int, _Buffer] = field(default_factory=dict)
-    _held_buffers: dict[tuple[int, ...], _Buffer] = field(default_factory=dict)  # by shape of a row
+    _held: _Held | None = None  # as this step, or a captured graph, writes them
+    _held_by_rows: dict[int, _Held] = field(default_factory=dict)
+    _held_buffers: dict[tuple[int, ...], torch.Tensor] = field(default_factory=dict)  # by shape of a row
     _step: int = -1
     _has_begun: bool = False  # the step that the model is about to compute
     _num_rows: int = 0
@@ -153,7 +154,7 @@ class Recorder:
     def collect(self) -> None:
         """Read the buffers of the step that has ended; the only point that waits for the device."""
         if self._batch is None:
-            of_tokens = [key for key in self._seen if self.buffers[key].domain == "tokens"]
+            of_tokens = self._written("tokens")
             if self._num_rows and of_tokens:
                 self._by_rows[self._num_rows] = of_tokens
                 if self._held is not None:
@@ -161,25 +162,28 @@ class Recorder:
             return
         owners, positions, logits_rows = self._batch
         self._batch = None
-        written = list(self._seen)
-        captured = self._by_rows.get(self._num_rows, [])
-        if captured and not any(key in captured for key in written):
-            # a graph ran, no Python did, but for what stands around the graph
-            written += captured
+        written, captured = list(self._domains), self._by_rows.get(self._num_rows, [])
+        if captured and not any(key in captured for key in self._written("tokens")):
+            # a graph ran, no Python did, but for what stands around the graph; that may be the head, which the graph
+            # of a step whose rows are all sampled computes itself
+            written += [key for key in captured if key not in self._domains]
             self._held = self._held or self._held_by_rows.get(self._num_rows)
             self.replayed += len(owners)
         places = positions.tolist()
         of_logits = logits_rows.tolist()
         rows: list[dict[str, int]] = [{} for _ in owners]
         for key in written:
-            buffer = self.buffers[key]
-            indices = range(len(owners)) if buffer.domain == "tokens" else of_logits
-            values = buffer.values[: len(indices)].tolist()
+            indices = of_logits if self._domains.get(key) == "logits" else range(len(owners))
+            values = self.buffers[key][: len(indices)].tolist()
             for index, value in zip(indices, values, strict=True):
                 rows[index][key] = value
         for index, owner in enumerate(owners):
             self.found.append((RowName(owner, places[index], self._step), rows[index]))
         self._take_target(owners, places, of_logits)
+
+    def _written(self, domain: str) -> list[str]:
+        """Keys that Python wrote in this step, or in this capture, of rows of one kind."""
+        return [key for key, found in self._domains.items() if found == domain]
 
     def enter(self, module: torch.nn.Module) -> None:
         self._stack.append(self.names.get(id(module), self._stack[-1] if self._stack else ""))
@@ -210,11 +214,11 @@ class Recorder:
         buffer = self.buffers.get(key)
         if buffer is None:
             values = torch.zeros(max(self._max_rows, expected), dtype=torch.int64, device=result.device)
-            buffer = self.buffers[key] = _Buffer(values, domain)
+            buffer = self.buffers[key] = values
             # a run that only measures memory leaves operations out: a new one belongs behind its predecessor
             self._order.insert(0 if self._last is None else self._order.index(self._last) + 1, key)
-        self._last = key
-        buffer.values[:expected].copy_(row_hash(result, operation=operation))
+        self._last, self._domains[key] = key, domain
+        buffer[:expected].copy_(row_hash(result, operation=operation))
         self.calls += 1
         if self.target is not None and self.captured is None and key == self.target.operation:
             self._hold(result >= 0 if operation in SLOT_OPERATIONS else result, domain)
@@ -222,7 +226,7 @@ class Recorder:
     def _start(self, num_rows: int, max_rows: int) -> None:
         self._num_rows, self._max_rows = num_rows, max_rows
         self._num_logits = self._logits_calls = 0
-        self._seen, self._held, self._last = {}, None, None
+        self._seen, self._domains, self._held, self._last = {}, {}, None, None
 
     def _hold(self, result: torch.Tensor, domain: str) -> None:
         """Copy the rows into a buffer that outlives the step; a graph repeats the copy."""
@@ -230,9 +234,9 @@ class Recorder:
         held = self._held_buffers.get(shape)
         if held is None:
             rows = max(self._max_rows, result.shape[0])
-            held = self._held_buffers[shape] = _Buffer(result.new_zeros((rows, *shape)), domain)
-        held.values[: result.shape[0]].copy_(result)
-        self._held = held
+            held = self._held_buffers[shape] = result.new_zeros((rows, *shape))
+        held[: result.shape[0]].copy_(result)
+        self._held = _Held(held, domain)
 
     def _take_target(self, owners: list[str], places: list[int], of_logits: list[int]) -> None:
         """Keep the target's row of the step that has ended, if the step computed it."""

@@ -92,7 +92,9 @@ def test_a_run_of_another_machine_is_refused(tmp_path: Path) -> None:
     parser = argparse.ArgumentParser()
     certificate.add_parser(parser.add_subparsers())
     parsed = parser.parse_args(["certificate", "make", str(file), "--out", str(out)])
-    with pytest.raises(SettingError, match="a run on cuda and this process is on cpu, expected the machine of the run"):
+    with pytest.raises(
+        SettingError, match="a run on cuda and this process is on cpu, expected the same kind of device"
+    ):
         parsed.run(parsed)
     assert not out.exists()
 

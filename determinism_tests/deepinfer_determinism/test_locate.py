@@ -134,7 +134,7 @@ def test_a_graph_that_repeats_the_writes_is_read_too() -> None:
     recorder.begin_dummy(4, max_rows=16)
     recorder.write("captured", x)
     recorder.begin(FakeBatch([("a", 0, 3)], padding=1), max_rows=16)
-    recorder.buffers["sampler/captured"].values[:4].copy_(row_hash(x + 7))  # the replay
+    recorder.buffers["sampler/captured"][:4].copy_(row_hash(x + 7))  # the replay
     recorder._held_by_rows[4].values[:4].copy_(x + 7)
     recorder.collect()
     assert [values["sampler/captured"] for _, values in recorder.found] == row_hash(x + 7)[:3].tolist()
@@ -154,13 +154,40 @@ def test_what_stands_before_a_graph_does_not_hide_it_and_belongs_to_its_step() -
         recorder.begin_with_embedding(batch, max_rows=16)
         recorder.write("embedding", x + start)
         recorder.begin(batch, max_rows=16)
-        recorder.buffers["sampler/captured"].values[:4].copy_(row_hash(x + start + 7))  # the replay
+        recorder.buffers["sampler/captured"][:4].copy_(row_hash(x + start + 7))  # the replay
     recorder.collect()
     for key, shift in (("sampler/embedding", 0), ("sampler/captured", 7)):
         want = [*row_hash(x + shift)[:3].tolist(), *row_hash(x + 3 + shift)[:3].tolist()]
         assert [values[key] for _, values in recorder.found] == want, key
     assert recorder.replayed == 6
     assert recorder._order == ["sampler/embedding", "sampler/captured"]
+
+
+def test_the_head_is_read_where_a_graph_computes_it_and_where_it_follows_the_graph() -> None:
+    """Its rows are those of the logits in a step of prompts, and those of the graph within one."""
+    recorder = Recorder()
+    x = torch.arange(8.0).view(4, 2)
+    recorder.begin_dummy(4, max_rows=16)  # a run that measures memory
+    recorder.write("norm", x)
+    recorder.logits_begin()
+    recorder.write("head", x)
+    recorder.begin_dummy(4, max_rows=16)  # the capture
+    recorder.write("norm", x)
+    recorder.write("head", x)
+    batch = FakeBatch([("a", 0, 1), ("b", 5, 1), ("c", 2, 1)], padding=1)
+    recorder.begin(batch, max_rows=16)
+    recorder.buffers["sampler/norm"][:4].copy_(row_hash(x + 1))  # the replay, head included
+    recorder.buffers["sampler/head"][:4].copy_(row_hash(x + 2))
+    recorder.begin(FakeBatch([("a", 1, 2), ("b", 6, 1)], padding=1), max_rows=16)  # not every row is sampled
+    recorder.buffers["sampler/norm"][:4].copy_(row_hash(x + 3))
+    recorder.logits_begin()
+    recorder.write("head", x[:2] + 4)
+    recorder.collect()
+    norms = [values["sampler/norm"] for _, values in recorder.found]
+    assert norms == [*row_hash(x + 1)[:3].tolist(), *row_hash(x + 3)[:3].tolist()]
+    heads = [values.get("sampler/head") for _, values in recorder.found]
+    assert heads == [*row_hash(x + 2)[:3].tolist(), None, *row_hash(x[:2] + 4).tolist()]
+    assert recorder.replayed == 6
 
 
 def table(rows: dict[tuple[str, int], list[int]], operations: Sequence[str]) -> RowHashes:

@@ -420,6 +420,7 @@ REVIEWED: Mapping[str, str] = {
     "deepinfer_plugin/model/side_stream.py: SideStream.join": _STREAM,
     "deepinfer_plugin/cache/quiet_steps.py: _allocate": "the request's own length, against borders of blocks",
     "deepinfer_plugin/model/graph_logits.py: GraphLogits.capture": _WHERE_LOGITS,
+    "deepinfer_plugin/model/graph_logits.py: GraphLogits.expect": _WHERE_LOGITS,
     "deepinfer_plugin/model/graph_logits.py: GraphLogits.take": _WHERE_LOGITS,
     "deepinfer_plugin/model/weights.py: parameter_specs": "the checkpoint, at start-up",
     "deepinfer_plugin/model/weights.py: _others": "the text of an error",
