@@ -62,7 +62,7 @@ class Run:
 
     def __init__(self, *, is_quiet: bool, **options: Any) -> None:
         self.manager, self.is_quiet, self.num_asked = manager(**options), is_quiet, 0
-        self._original = KVCacheManager.allocate_slots.__wrapped__  # type: ignore[attr-defined]
+        self._original = KVCacheManager.allocate_slots.__wrapped__
 
     def allocate(self, one: Request, count: int, **options: Any) -> Any:
         def counted(*args: Any, **kwargs: Any) -> Any:

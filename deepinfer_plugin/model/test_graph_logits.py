@@ -83,5 +83,5 @@ def test_a_graph_of_more_rows_and_eager_steps_keep_none() -> None:
 )
 def test_memory_is_taken_for_graphs_only(mode: CUDAGraphMode, largest: int | None, rows: int) -> None:
     compilation = SimpleNamespace(cudagraph_mode=mode, max_cudagraph_capture_size=largest)
-    logits = GraphLogits.of_engine(SimpleNamespace(compilation_config=compilation), 6)  # type: ignore[arg-type]
+    logits = GraphLogits.of_engine(SimpleNamespace(compilation_config=compilation), 6)
     assert logits._logits.shape == (rows, 6)
