@@ -2,8 +2,8 @@
 
 The scheduler asks it for every running request in every step, and it looks through the blocks of every group each time:
 two thirds of the time that planning a decode step takes. Between two borders nothing can come of it: no block is
-missing, and none is full that could be kept for other prompts. Pages that a window has left behind are freed at the
-next border instead, up to a block of tokens later.
+missing, none is full that could be kept for other prompts, and no window has left one behind. So blocks are given, kept
+and freed in the steps in which vLLM alone would do it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from vllm.v1.request import RequestStatus
 from deepinfer_plugin.replay.hits import rule_of
 from deepinfer_plugin.wrapping import wrap
 
-_BORDER, _STRETCH = "_deepinfer_border", "_deepinfer_stretch"
+_BORDERS, _STRETCH = "_deepinfer_borders", "_deepinfer_stretch"
+_FAR = 1 << 40  # tokens; so far in, a window has left behind all but its width
 
 
 def install() -> None:
@@ -41,19 +42,28 @@ def border_of(config: KVCacheConfig, hash_block_size: int) -> int | None:
     return math.gcd(hash_block_size, *sizes)
 
 
+def window_ends(manager: Any) -> tuple[int, ...]:
+    """Where windows end that a request leaves behind, in tokens from its last processed one, each once."""
+    left_behind = (group.get_num_skipped_tokens(_FAR) for group in manager.coordinator.single_type_managers)
+    return tuple(sorted({skipped - _FAR for skipped in left_behind if skipped > 0}))
+
+
 def _allocate(
     original: Callable[..., Any], manager: Any, request: Any, num_new_tokens: int, *args: Any, **options: Any
 ) -> Any:
-    if not hasattr(manager, _BORDER):
-        setattr(manager, _BORDER, border_of(manager.kv_cache_config, manager.block_pool.hash_block_size))
-    border = getattr(manager, _BORDER)
+    if not hasattr(manager, _BORDERS):
+        border = border_of(manager.kv_cache_config, manager.block_pool.hash_block_size)
+        setattr(manager, _BORDERS, (border, window_ends(manager)))
+    border, ends = getattr(manager, _BORDERS)
     is_plain = not args and options.keys() <= {"num_lookahead_tokens"}
     if border is None or not is_plain or request.status != RequestStatus.RUNNING:
         request.__dict__.pop(_STRETCH, None)
         return original(manager, request, num_new_tokens, *args, **options)
     end = request.num_computed_tokens + num_new_tokens
     needed = min(end + options.get("num_lookahead_tokens", 0), manager.max_model_len)
-    stretch = (needed // border, (needed - 1) // border, min(end, request.num_tokens) // border)
+    processed = max(request.num_computed_tokens - request.num_in_flight_tokens, 0)
+    borders = (needed // border, (needed - 1) // border, min(end, request.num_tokens) // border)
+    stretch = (*borders, *(max(processed + end_of_window, 0) // border for end_of_window in ends))
     if request.__dict__.get(_STRETCH) == stretch:
         return manager.empty_kv_cache_blocks
     found = original(manager, request, num_new_tokens, **options)

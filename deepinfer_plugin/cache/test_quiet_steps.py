@@ -60,8 +60,9 @@ def request(name: str, length: int) -> Request:
 class Run:
     """A manager and its requests, driven as the scheduler drives them."""
 
-    def __init__(self, *, is_quiet: bool, **options: Any) -> None:
+    def __init__(self, *, is_quiet: bool, in_flight: int = 0, **options: Any) -> None:
         self.manager, self.is_quiet, self.num_asked = manager(**options), is_quiet, 0
+        self.in_flight = in_flight  # tokens of steps that are planned and not over
         self._original = KVCacheManager.allocate_slots.__wrapped__
 
     def allocate(self, one: Request, count: int, **options: Any) -> Any:
@@ -87,17 +88,15 @@ class Run:
             return None
         one.append_output_token_ids(list(range(count)))
         one.num_computed_tokens += count
+        one.num_in_flight_tokens = self.in_flight
         return [[block.block_id for block in group] for group in found.blocks] if any(found.blocks) else []
 
     def held(self, one: Request) -> list[tuple[int, list[bool], int]]:
-        """Of each group: blocks, which are real of those that a row may still read, and how many are kept."""
+        """Of each group: blocks, which of them are real, and how many are kept for other prompts."""
         facts = []
         for group in self.manager.coordinator.single_type_managers:
             blocks = group.req_to_blocks[one.request_id]
-            first = 0
-            if isinstance(group.kv_cache_spec, SlidingWindowMLASpec):
-                first = max(one.num_computed_tokens - WINDOW, 0) // WINDOW_BLOCK
-            is_real = [not block.is_null for block in blocks[first:]]
+            is_real = [not block.is_null for block in blocks]
             facts.append((len(blocks), is_real, group.num_cached_block.get(one.request_id, 0)))
         return facts
 
@@ -106,11 +105,11 @@ def test_the_method_is_wrapped_where_our_caches_are_known() -> None:
     assert getattr(KVCacheManager.allocate_slots, IS_OURS)
 
 
-@pytest.mark.parametrize("lookahead", [0, 5])
+@pytest.mark.parametrize(("lookahead", "in_flight"), [(0, 0), (0, 1), (5, 6)])
 @pytest.mark.parametrize("length", [1, 31, 32, 33, 127, 128, 200])
-def test_what_a_request_holds_is_what_it_would_hold(length: int, lookahead: int) -> None:
-    """After every step of up to 6 rows: the same blocks in number, all real that can be read, as many kept."""
-    runs = [Run(is_quiet=is_quiet) for is_quiet in (True, False)]
+def test_what_a_request_holds_is_what_it_would_hold(length: int, lookahead: int, in_flight: int) -> None:
+    """After every step of up to 6 rows: the same blocks in number, the same freed, as many kept."""
+    runs = [Run(is_quiet=is_quiet, in_flight=in_flight) for is_quiet in (True, False)]
     pair = [request("a", length) for _ in runs]
     for run, one in zip(runs, pair, strict=True):
         run.admit(one)
@@ -129,7 +128,7 @@ def test_what_a_request_holds_is_what_it_would_hold(length: int, lookahead: int)
 def test_a_fault_in_the_stretch_is_noticed() -> None:
     """Planted: a longer border than a window's block, so that a block is missing when a row writes to it."""
     run, one = Run(is_quiet=True), request("a", 40)
-    setattr(run.manager, quiet_steps._BORDER, BLOCK)
+    setattr(run.manager, quiet_steps._BORDERS, (BLOCK, ()))
     run.admit(one)
     for _ in range(30):
         run.decode(one)
@@ -166,6 +165,10 @@ def test_other_models_are_always_asked() -> None:
     for _ in range(10):
         run.decode(one)
     assert run.num_asked == 11
+
+
+def test_windows_end_their_width_behind_the_last_token() -> None:
+    assert quiet_steps.window_ends(manager()) == (1 - WINDOW,)
 
 
 def test_the_border_is_that_of_all_groups_but_rings() -> None:

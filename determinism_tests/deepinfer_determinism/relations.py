@@ -180,7 +180,7 @@ def _cache_hit(workload: Workload) -> Actions:
 
 def _preemption(workload: Workload) -> Actions:
     long = [probe for probe in workload.probes if PAGES[0] < len(probe.tokens) <= LONGEST_IN_FEW_BLOCKS][:24]
-    growing = [workload.neighbour(f"n{i}", 30 + i, 60) for i in range(9)]
+    growing = [workload.neighbour(f"n{i}", 30 + i, 30) for i in range(9)]
     return [Action(add=tuple(growing), steps=4), Action(add=tuple(long), steps=3), Action()]
 
 
