@@ -2,7 +2,8 @@
 
 A sum that crosses ranks would have one order for every number of ranks. So no layer is cut along the axis of a sum:
 ranks own outputs (columns, heads, experts, rows of a table), and what they own is put side by side. Which way the bytes
-take (memory that ranks of one host map of each other, or the process group) follows their number and changes none.
+take (memory that ranks of one host map of each other, or the process group) follows the width of a row and changes
+none.
 """
 
 from dataclasses import dataclass

@@ -101,9 +101,10 @@ SLICE: tuple[EnginePoint, ...] = tuple(
 SLICE_STEP_TOKENS = 32768
 SLICE_KV_TOKENS = (40 << 30, 66_688, 16_241_888)
 """KV bytes and tokens of a request, and the size of the cache that vLLM reported for them."""
-# Two figures are taken from the slice, from its points at a context of 256; the other nine points check them.
+# Two figures are taken from the slice, from its points at a context of 256; the other eight points check them.
 STEP_US = 295.0
-"""What a step takes beside its kernels: the mean over 1 and 64 requests, 490 and 99; 16 took less than its kernels."""
+"""What a step takes beside its kernels: the mean over 1 and 64 requests, 490 and 99, of the run before the points at
+256 were timed again; 16 took less than its kernels."""
 HOST_US_PER_TOKEN = 33.6
 """Of 256 requests at 256, whose kernels take less: read as the limit of the host. Points of longer contexts are of the
 run before, in which the host made 15,000 tokens a second; its point of 256 requests at 8192 is left out for that."""

@@ -37,7 +37,6 @@ from deepinfer_plugin.settings import Accelerator, Settings
 KIND = CERTIFICATE_KIND
 SAME_MACHINE, OTHER_MACHINE = 0, 1
 CHUNK_BYTES = 1 << 24
-CPU_DEVICE = "cpu"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +205,7 @@ def _run_make(arguments: argparse.Namespace) -> int:
     run = read_run(arguments.run_file)
     environment = environment_here(weights_hash(run.checkpoint, arguments.model))
     accelerator = environment["machine"]["accelerator"]
-    if (run.device == CPU_DEVICE) != (accelerator == Accelerator.CPU.value):
+    if Accelerator.CPU.value in {run.device, accelerator} and run.device != accelerator:
         raise SettingError(
             f"certificate: {arguments.run_file} is of a run on {run.device} and this process is on {accelerator}, "
             "expected the same kind of device: a certificate describes the machine that it is made on; make it where "

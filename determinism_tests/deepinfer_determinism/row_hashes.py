@@ -154,7 +154,7 @@ class Recorder:
     def collect(self) -> None:
         """Read the buffers of the step that has ended; the only point that waits for the device."""
         if self._batch is None:
-            of_tokens = self._written("tokens")
+            of_tokens = self._of_tokens()
             if self._num_rows and of_tokens:
                 self._by_rows[self._num_rows] = of_tokens
                 if self._held is not None:
@@ -163,7 +163,7 @@ class Recorder:
         owners, positions, logits_rows = self._batch
         self._batch = None
         written, captured = list(self._domains), self._by_rows.get(self._num_rows, [])
-        if captured and not any(key in captured for key in self._written("tokens")):
+        if captured and not any(key in captured for key in self._of_tokens()):
             # a graph ran, no Python did, but for what stands around the graph; that may be the head, which the graph
             # of a step whose rows are all sampled computes itself
             written += [key for key in captured if key not in self._domains]
@@ -181,9 +181,9 @@ class Recorder:
             self.found.append((RowName(owner, places[index], self._step), rows[index]))
         self._take_target(owners, places, of_logits)
 
-    def _written(self, domain: str) -> list[str]:
-        """Keys that Python wrote in this step, or in this capture, of rows of one kind."""
-        return [key for key, found in self._domains.items() if found == domain]
+    def _of_tokens(self) -> list[str]:
+        """Keys that Python wrote in this step, or in this capture, of its token rows."""
+        return [key for key, domain in self._domains.items() if domain == "tokens"]
 
     def enter(self, module: torch.nn.Module) -> None:
         self._stack.append(self.names.get(id(module), self._stack[-1] if self._stack else ""))
@@ -213,8 +213,8 @@ class Recorder:
             self._seen[key] = 1
         buffer = self.buffers.get(key)
         if buffer is None:
-            values = torch.zeros(max(self._max_rows, expected), dtype=torch.int64, device=result.device)
-            buffer = self.buffers[key] = values
+            buffer = torch.zeros(max(self._max_rows, expected), dtype=torch.int64, device=result.device)
+            self.buffers[key] = buffer
             # a run that only measures memory leaves operations out: a new one belongs behind its predecessor
             self._order.insert(0 if self._last is None else self._order.index(self._last) + 1, key)
         self._last, self._domains[key] = key, domain
