@@ -117,10 +117,10 @@ def harness(request: pytest.FixtureRequest, has_whole_set: bool) -> Iterator[Har
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: object) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Keep the last line of every failure for the result."""
+    """Keep the last line of every failure for the result; what an interruption made fail is none."""
     del call
     report = yield
-    if report.failed:
+    if report.failed and not item.session.shouldstop:
         _plan(item.config)
         line = str(report.longrepr).splitlines()[-1] if report.longrepr else ""
         item.config.stash[FAILURES].append(f"{report.nodeid}: {line}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 import signal
 import threading
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -14,10 +15,20 @@ import pytest
 _DEFAULTS: dict[str, object] = {"device": "cpu", "checkpoint": "nano:0", "relation": [], "result": None, "jobs": 0}
 
 
-def pytest_sessionstart() -> None:
-    """Take Ctrl-C again where the shell has us started in the background, deaf to it; tests interrupt children."""
-    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Ctrl-C ends the session also where code that it meets drops the exception or raises another in its place.
+
+    A shell that starts us in the background has us deaf to it; tests interrupt children, so it is taken again.
+    """
+
+    def interrupt(number: int, frame: object) -> NoReturn:
+        del number, frame
+        session.shouldstop = "interrupted"
+        raise KeyboardInterrupt
+
+    ours = (signal.SIG_IGN, signal.default_int_handler)
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) in ours:
+        signal.signal(signal.SIGINT, interrupt)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

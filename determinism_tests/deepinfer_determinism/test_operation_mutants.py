@@ -12,7 +12,7 @@ from deepinfer_determinism.mutants import Mutant
 from deepinfer_determinism.mutants_operations import OPERATION_MUTANTS
 from deepinfer_determinism.operation_cases_cache import OPERATIONS
 from deepinfer_determinism.results import MutantResult
-from deepinfer_determinism.test_operations import EXAMPLES, explore
+from deepinfer_determinism.test_operations import EXAMPLES, RowsDifferError, explore
 
 BY_NAME = {operation.name: operation for operation in OPERATIONS}
 
@@ -28,7 +28,7 @@ def test_the_row_property_catches(fault: Mutant, harness: Harness, workload_seed
     with load_fault(fault.fault)() as calls:
         try:
             explore(BY_NAME[fault.operation], fault.variant, EXAMPLES["quick"], workload_seed, "cpu")
-        except AssertionError as error:
+        except RowsDifferError as error:
             message = str(error).splitlines()[0]
     harness.add_mutant(
         MutantResult(
