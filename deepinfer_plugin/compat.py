@@ -105,6 +105,15 @@ PATCHES: tuple[Patch, ...] = (
         removal="vLLM's scheduler asks where a block may be missing only",
     ),
     Patch(
+        what="VllmConfig.max_concurrent_batches and AsyncScheduler._update_after_schedule wrapped: with "
+        "max_concurrent_batches of --additional-config our model's engine plans further ahead, and a request with a "
+        "grammar waits for its last token",
+        why="vLLM plans one step ahead, which is too short where the host needs longer than a step from one result to "
+        "the launch that follows it",
+        upstream="vllm/config/vllm.py and vllm/v1/core/sched/async_scheduler.py, vLLM 0.33.0; wrapping.py checks them",
+        removal="vLLM has an option for the number of steps under way",
+    ),
+    Patch(
         what="SamplingParams._validate_spec_decode wrapped: a request of our model may have min_p and logit_bias "
         "beside drafts",
         why="vLLM refuses them because its rejection sampler leaves them out; our verifier draws every row with all of "

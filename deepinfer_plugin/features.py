@@ -40,7 +40,8 @@ ROWS: tuple[Row, ...] = (
         "F8",
         "asynchronous scheduling",
         ON,
-        "vLLM's default on a GPU; on the CPU off, on with async_scheduling_on_cpu in --additional-config",
+        "vLLM's default on a GPU; on the CPU off, on with async_scheduling_on_cpu in --additional-config; "
+        "max_concurrent_batches there: steps at once, 2 to 4",
         VLLM,
     ),
     _row("F9", "batch invariance", ON, "every operation of a forward pass is proven at start, or the start stops"),

@@ -10,6 +10,7 @@ from deepinfer_plugin import compat, envs, translate, variables
 from deepinfer_plugin.errors import PlatformError
 from deepinfer_plugin.platforms.capabilities import check_kernel_set
 from deepinfer_plugin.platforms.detect import current_decision
+from deepinfer_plugin.scheduling import concurrent_batches
 from deepinfer_plugin.settings import Accelerator, Settings
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ def register_all() -> None:
     _register_model(DRAFT_ARCHITECTURE, DRAFT_MODULE, DRAFT_CLASS)
     _register_checks()
     _register_renderer()
+    concurrent_batches.install()
     _prepare_engine_process()
     if owner.split(".")[0] not in ("", "vllm", "deepinfer_plugin"):
         logger.warning(

@@ -1,4 +1,4 @@
-"""Wraps a method of vLLM, once per process, if it is the one we know. ``compat.PATCHES`` lists them."""
+"""Wraps a method or property of vLLM, once per process, if it is the one we know. ``compat.PATCHES`` lists them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def wrap(
 
     Args:
         owner: a class of vLLM.
-        name: its method; wrapping it again changes nothing.
+        name: its method, or a property that is only read; wrapping it again changes nothing.
         parameters: names that its signature must begin with; the first is ``cls`` for a class method.
         around: what runs instead, given the original as its first argument.
         has_no_other: ``parameters`` are all that it has, for an ``around`` that does not pass on what it does not know.
@@ -29,7 +29,7 @@ def wrap(
     """
     found = inspect.getattr_static(owner, name, None)
     is_class_method = isinstance(found, classmethod)
-    original = found.__func__ if isinstance(found, classmethod) else found
+    original = _function_of(found)
     if getattr(original, IS_OURS, False):
         return
     names = tuple(inspect.signature(original).parameters) if callable(original) else ()
@@ -46,4 +46,15 @@ def wrap(
         return around(original, *args, **kwargs)
 
     setattr(wrapper, IS_OURS, True)
-    setattr(owner, name, classmethod(wrapper) if is_class_method else wrapper)
+    kind = type(found) if isinstance(found, classmethod | property) else None
+    setattr(owner, name, kind(wrapper) if kind else wrapper)
+
+
+def _function_of(found: Any) -> Any:
+    match found:
+        case property():
+            return found.fget
+        case classmethod():
+            return found.__func__
+        case _:
+            return found

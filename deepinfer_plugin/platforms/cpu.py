@@ -9,6 +9,7 @@ from deepinfer_plugin import envs, nesting_middleware, provenance_endpoint, witn
 from deepinfer_plugin.errors import ConfigError
 from deepinfer_plugin.platforms.served import serves_our_model, use_our_worker
 from deepinfer_plugin.sampling import seed_middleware
+from deepinfer_plugin.scheduling import concurrent_batches
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -85,6 +86,7 @@ class DeepInferCpuPlatform(CpuPlatform):
                 scheduler.max_num_batched_tokens,
             ) = kept
             scheduler.async_scheduling = is_async
+            concurrent_batches.asked_for(vllm_config)
         parallel = vllm_config.parallel_config
         if parallel.worker_cls == "vllm.v1.worker.cpu_worker.CPUWorker":
             use_our_worker(vllm_config, WORKER_CLASS)

@@ -8,6 +8,7 @@ from deepinfer_plugin import nesting_middleware, provenance_endpoint, witness
 from deepinfer_plugin.platforms.nvidia import Device, check_devices, check_memory
 from deepinfer_plugin.platforms.served import serves_our_model, use_our_worker
 from deepinfer_plugin.sampling import seed_middleware
+from deepinfer_plugin.scheduling import concurrent_batches
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -35,11 +36,12 @@ class DeepInferCudaPlatform(CudaPlatform):
 
         Raises:
             PlatformError: our kernels were not made for a device that would be used.
-            ConfigError: the weights of a rank do not fit into a device.
+            ConfigError: the weights of a rank do not fit into a device, or more steps ahead than can be planned.
         """
         super().check_and_update_config(vllm_config)
         if not serves_our_model(vllm_config):
             return
+        concurrent_batches.asked_for(vllm_config)
         cls._check_devices(vllm_config)
         parallel = vllm_config.parallel_config
         if parallel.worker_cls == STOCK_WORKER_CLASS:

@@ -13,15 +13,16 @@ from deepinfer_determinism.engine_facts import CONCURRENT_BATCHES
 from deepinfer_determinism.image_relations import image_configurations
 from deepinfer_determinism.random_hits import RANDOM_HITS, num_prompts, random_hits_workload
 from deepinfer_determinism.rank_relations import rank_configurations
-from deepinfer_determinism.relations import ASYNC_SCHEDULING, BACKTRACKING, RELATIONS, SMALL_BLOCKS, Relation, Setting
+from deepinfer_determinism.relations import BACKTRACKING, RELATIONS, SMALL_BLOCKS, Relation, Setting, steps_at_once
 from deepinfer_determinism.workload import PAGES, Sizes, Workload
 from deepinfer_plugin.replay.settings import ENCODER_VARIABLE, KEEP_VARIABLE, MODE_VARIABLE
+from deepinfer_plugin.scheduling.concurrent_batches import MOST
 from deepinfer_plugin.settings import Arithmetic
 
 ALL_RELATIONS: tuple[Relation, ...] = (*RELATIONS, *RANDOM_HITS)
 # Tried in fp32 too: there the order of a sum shows, which the roundings of the served arithmetic nearly always hide.
 SENSITIVE = ("neighbours", "chunks", "cache hit", "preemption", "decode")
-# Tried with a step planned ahead: those that change the steps of a request.
+# Tried with steps planned ahead: those that change the steps of a request.
 STEP_AHEAD = (
     "neighbours",
     "chunks",
@@ -73,13 +74,20 @@ def configurations(first: Setting, sizes: Sizes, depth: str, seed: int, num_gpus
 
 
 def _ahead(base: Configuration) -> list[Configuration]:
-    """On the CPU every other engine schedules one step at a time, on an accelerator every one a step ahead."""
-    if base.setting.device != "cpu":
-        return []
-    setting = replace(base.setting, flags=(*base.setting.flags, *ASYNC_SCHEDULING))
-    names = _relations(STEP_AHEAD)
-    required = {CONCURRENT_BATCHES: 2}
-    return [replace(base, label="step ahead", setting=setting, relations=names, required=required, base=base)]
+    """With one step planned ahead, as every engine on an accelerator has it and none on the CPU, and with three."""
+    is_on_cpu = base.setting.device == "cpu"
+    labels = {2: "step ahead", MOST: f"{MOST - 1} steps ahead"} if is_on_cpu else {MOST: f"{MOST - 1} steps ahead"}
+    return [
+        replace(
+            base,
+            label=label,
+            setting=replace(base.setting, flags=(*base.setting.flags, *steps_at_once(count))),
+            relations=_relations(STEP_AHEAD),
+            required={CONCURRENT_BATCHES: count},
+            base=base,
+        )
+        for count, label in labels.items()
+    ]
 
 
 def _relations(names: Sequence[str]) -> tuple[Relation, ...]:

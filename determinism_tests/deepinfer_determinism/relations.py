@@ -7,6 +7,7 @@ Loads neither torch nor vLLM.
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,8 +27,6 @@ SMALL_BLOCKS = f"--block-size={PAGES[0]}"
 NO_CACHE = "--no-enable-prefix-caching"
 # A probe with prompt rows is computed without decoder replay, the same probe without them is another function.
 WITHOUT_REPLAY = {MODE_VARIABLE: "off"}
-# The second flag is for our CPU platform, where vLLM schedules no step ahead; others do not read it.
-ASYNC_SCHEDULING = ("--async-scheduling", '--additional-config={"async_scheduling_on_cpu": true}')
 ODD_BUDGET = 33
 ROOMY = "--max-num-batched-tokens=16384"  # all prompts of the full workload in one step
 FEW_PAGES = 7  # of a request that just fits into few blocks
@@ -36,6 +35,16 @@ BACKTRACKING = 12  # kept prompt rows beyond the window: few, so that most probe
 CROWD = 48  # requests at once: 44 co-resident ones were needed to show a fault in a served engine
 
 Actions = Sequence[Action]
+
+
+def steps_at_once(count: int) -> tuple[str, str]:
+    """Flags with which the scheduler plans ``count`` steps before it has the result of the first."""
+    # the first of these is for our CPU platform, where vLLM plans no step ahead; others do not read it
+    options = {"async_scheduling_on_cpu": True, "max_concurrent_batches": count}
+    return ("--async-scheduling", f"--additional-config={json.dumps(options)}")
+
+
+ASYNC_SCHEDULING = steps_at_once(2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,1 @@
+"""What the plugin changes in how vLLM plans steps."""
