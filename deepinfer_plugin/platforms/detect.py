@@ -26,11 +26,19 @@ REFUSED_PLATFORM = "deepinfer_plugin.platforms.refused.RefusedPlatform"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What was found: NVIDIA devices this process may use, active platform plugins of others, parts of Ascend."""
+    """What was found.
+
+    Attributes:
+        num_nvidia: NVIDIA devices that this process may use.
+        other_platforms: active platform plugins of other packages.
+        ascend: parts of Ascend's software and devices.
+        num_hidden: NVIDIA devices that CUDA_VISIBLE_DEVICES leaves out.
+    """
 
     num_nvidia: int
     other_platforms: tuple[str, ...]
     ascend: AscendStack = field(default_factory=AscendStack)
+    num_hidden: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,11 +64,10 @@ class Decision:
 
 def find_machine() -> Machine:
     """Look at this host. NVIDIA devices hidden by CUDA_VISIBLE_DEVICES do not count."""
-    visible = envs.cuda_visible_devices()
-    hidden = visible is not None and (visible.strip() == "" or visible.strip().startswith("-"))
-    others = _active_other_platforms()
+    num_nvidia, others = len(visible_gpus()), _active_other_platforms()
     return Machine(
-        num_nvidia=0 if hidden else _count_nvidia(),
+        num_nvidia=num_nvidia,
+        num_hidden=_count_nvidia() - num_nvidia,
         other_platforms=others,
         ascend=AscendStack.of_host(is_active=ASCEND_PLUGIN in others),
     )
@@ -176,7 +183,10 @@ def _ascend(machine: Machine, why: str) -> Decision:
 def _bare(machine: Machine) -> Decision:
     why = "no accelerator was found"
     warnings: tuple[str, ...] = ()
-    if machine.ascend.num_devices > 0:
+    if machine.num_hidden > 0:
+        why = f"CUDA_VISIBLE_DEVICES hides all {machine.num_hidden} NVIDIA GPU(s)"
+        warnings = (f"platform: {why}, the CPU serves; DEEPINFER_ACCELERATOR=cpu says that this is meant",)
+    elif machine.ascend.num_devices > 0:
         why = f"the {machine.ascend.num_devices} Ascend NPU(s) cannot be used"
         warnings = (f"platform: {why}, the CPU serves: missing are {machine.ascend.to_text()}",)
     return Decision(accelerator=Accelerator.CPU, platform=CPU_PLATFORM, why=why, warnings=warnings)

@@ -16,6 +16,7 @@ from deepinfer_plugin.platforms.detect import CPU_PLATFORM, CUDA_PLATFORM, REFUS
 from deepinfer_plugin.platforms.refused import RefusedPlatform
 from deepinfer_plugin.settings import Accelerator
 
+MEANT = "DEEPINFER_ACCELERATOR=cpu says that this is meant"
 BARE = Machine(num_nvidia=0, other_platforms=())
 GPU = Machine(num_nvidia=2, other_platforms=())
 NPU = Machine(num_nvidia=0, other_platforms=("ascend",))
@@ -126,7 +127,9 @@ def test_a_bad_value_raises_when_vllm_makes_the_platform(monkeypatch: pytest.Mon
         RefusedPlatform()
 
 
-@pytest.mark.parametrize(("visible", "num_nvidia"), [("", 0), ("-1", 0), ("0", 3), (None, 3)])
+@pytest.mark.parametrize(
+    ("visible", "num_nvidia"), [("", 0), ("-1", 0), ("0", 1), ("1,2", 2), ("7", 0), ("0,0", 0), (None, 3)]
+)
 def test_hidden_gpus_do_not_count(monkeypatch: pytest.MonkeyPatch, visible: str | None, num_nvidia: int) -> None:
     monkeypatch.setattr(detect, "_count_nvidia", lambda: 3)
     monkeypatch.setattr(detect, "entry_points", lambda group: [])
@@ -135,7 +138,12 @@ def test_hidden_gpus_do_not_count(monkeypatch: pytest.MonkeyPatch, visible: str 
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     else:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert detect.find_machine() == Machine(num_nvidia=num_nvidia, other_platforms=())
+    machine = detect.find_machine()
+    assert machine == Machine(num_nvidia=num_nvidia, num_hidden=3 - num_nvidia, other_platforms=())
+    decision = decide(Accelerator.AUTO, machine)
+    assert decision.platform == (CUDA_PLATFORM if num_nvidia else CPU_PLATFORM)
+    said = [f"platform: CUDA_VISIBLE_DEVICES hides all 3 NVIDIA GPU(s), the CPU serves; {MEANT}"]
+    assert list(decision.warnings) == ([] if num_nvidia else said)
 
 
 @pytest.mark.parametrize(

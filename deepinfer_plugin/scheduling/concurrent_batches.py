@@ -52,8 +52,8 @@ def asked_for(vllm_config: VllmConfig) -> int:
         return value
     if not vllm_config.scheduler_config.async_scheduling:
         raise ConfigError(
-            f"additional_config: {OPTION} is {value} without asynchronous scheduling, which plans no step ahead; leave "
-            "one of the two out"
+            f"additional_config: {OPTION} is {value}, but scheduling is not asynchronous here, so no step is planned "
+            f"ahead, expected {DEFAULT}; leave the option out, or what turns asynchronous scheduling off"
         )
     if vllm_config.speculative_config is not None:
         raise ConfigError(

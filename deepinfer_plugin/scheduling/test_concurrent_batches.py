@@ -39,7 +39,7 @@ def test_another_value_is_refused(value: object) -> None:
 
 
 def test_what_forbids_it_is_named() -> None:
-    with pytest.raises(ConfigError, match="is 3 without asynchronous scheduling"):
+    with pytest.raises(ConfigError, match="is 3, but scheduling is not asynchronous here"):
         asked_for(config({OPTION: 3}, is_async=False))
     with pytest.raises(ConfigError, match="is 3 beside speculative_config"):
         asked_for(config({OPTION: 3}, drafts=object()))
