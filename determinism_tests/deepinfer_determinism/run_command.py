@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,12 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     command += [f"--jobs={arguments.jobs}"]
     command += [f"--relation={name}" for name in arguments.relation]
     command += [] if arguments.schedules is None else [f"--schedules={arguments.schedules.resolve()}"]
-    process = subprocess.Popen(command, start_new_session=True)  # so that Ctrl-C reaches it once, through us
-    try:
-        code = process.wait()
-    except KeyboardInterrupt:
-        process.send_signal(signal.SIGINT)
-        code = process.wait()  # it stops its engines and writes what it has
+    code = run_apart(command)
     is_new = arguments.out.exists() and arguments.out.stat().st_mtime_ns != before
     if not is_new:
         raise EngineError(f"run: pytest ended with exit code {code} and wrote no result; its output is above")
@@ -76,3 +73,24 @@ def run(arguments: argparse.Namespace) -> int:
         say(f"interrupted: {kept} are kept in {arguments.out}")
         return 130
     return PASSED if code == 0 and result.is_passed else FAILED
+
+
+def run_apart(command: Sequence[str]) -> int:
+    """Run a command that Ctrl-C reaches once, through us, and return its exit code.
+
+    After the first it stops its engines and writes what it has; the second ends it and all its children at once.
+
+    Raises:
+        KeyboardInterrupt: at the second Ctrl-C.
+    """
+    process = subprocess.Popen(command, start_new_session=True)
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        process.send_signal(signal.SIGINT)
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise

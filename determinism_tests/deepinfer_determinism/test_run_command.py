@@ -35,6 +35,28 @@ def test_a_run_that_is_stopped_keeps_what_it_found(tmp_path: Path) -> None:
     assert len(result.operations) >= DOTS - 1
 
 
+DEAF = """
+import signal, subprocess, sys
+signal.signal(signal.SIGINT, lambda number, frame: print("first", flush=True))
+code = "import time; print('begun', flush=True); time.sleep(20); print('late')"
+subprocess.run([sys.executable, "-c", code])
+"""
+
+
+def test_the_second_interruption_ends_what_does_not_heed_the_first() -> None:
+    imports = "import sys\nfrom deepinfer_determinism.run_command import run_apart"
+    call = f"{imports}\nrun_apart([sys.executable, '-c', {DEAF!r}])"
+    with subprocess.Popen([sys.executable, "-c", call], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"begun\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline() == b"first\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.read() == b"", "the pipe ends with the last process that holds it"
+        assert process.stderr is not None
+        assert b"KeyboardInterrupt" in process.stderr.read()
+
+
 def test_every_test_whose_result_a_certificate_holds_is_run() -> None:
     """Those that take the session's harness, which collects results."""
     takes_harness = re.compile(r"def test_\w+\([^)]*\bharness: Harness\b")
