@@ -211,7 +211,7 @@ ELSEWHERE = {
     "F9": "test_envs, test_register: the variable; test_vllms_switch_must_agree below",
     "F10": "sampling/test_seeds, sampling/test_front_end: 2^64 - 1, 2^64, seed + n",
     "F12": "grammar/test_so_args: trigger_token_ids, bound_token_id",
-    "F14": "test_ranks_of_another_kind_are_refused below; model/test_shares: sizes that do not divide the model",
+    "F14": "test_ranks_of_another_kind_are_refused below; model/test_shares, model/test_stage: what does not divide it",
     "F16": "model/test_config: use_fp4_sparse_kv",
     "F20": "sampling/test_extras: golden_token_ids; scoring/test_score: --decode-from",
     "F21": "sampling/test_extras: draft_facts",
@@ -316,7 +316,7 @@ def engine_options(**changed: Any) -> Any:
 @pytest.mark.parametrize(
     "option",
     [
-        *({f"{size}_parallel_size": 2} for size in ("pipeline", "prefill_context", "decode_context")),
+        *({f"{size}_parallel_size": 2} for size in ("prefill_context", "decode_context")),
         {"enable_elastic_ep": True},
         {"speculative_config": SimpleNamespace(method="mtp")},
     ],

@@ -16,13 +16,14 @@ def cache_groups(vllm_config: "VllmConfig", specs: dict[str, KVCacheSpec]) -> li
     each window a group, and so a whole block, where every kind of growing cache occurs equally often.
 
     Args:
-        vllm_config: unused; part of vLLM's interface.
+        vllm_config: of the engine. Where its pipeline has several stages, a group of equal caches carries their one
+            specification: vLLM would else place caches on a stage that has no layer of the group.
         specs: specification of every cache, by layer name, in the order of the layers.
 
     Returns:
         Groups that hold every cache once: the growing ones first, the others in the order of their first layer.
     """
-    del vllm_config
+    has_stages = vllm_config.parallel_config.pipeline_parallel_size > 1
     growing = {name: spec for name, spec in specs.items() if type(spec) is MLAAttentionSpec}
     width = sum(spec.page_size_bytes for spec in growing.values())
     groups = [_group(growing)] if growing else []
@@ -33,7 +34,8 @@ def cache_groups(vllm_config: "VllmConfig", specs: dict[str, KVCacheSpec]) -> li
     for spec, names in others.items():
         most = max(width // spec.page_size_bytes, 1)
         num_groups = -(-len(names) // most)
-        groups += [_group(dict.fromkeys(names[i::num_groups], spec)) for i in range(num_groups)]
+        shares = [names[i::num_groups] for i in range(num_groups)]
+        groups += [KVCacheGroupSpec(each, spec) if has_stages else _group(dict.fromkeys(each, spec)) for each in shares]
     return groups
 
 

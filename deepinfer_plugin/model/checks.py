@@ -16,6 +16,7 @@ from deepinfer_plugin.grammar import admission, trigger
 from deepinfer_plugin.model.config import ModelConfig
 from deepinfer_plugin.model.graphs import graph_mode
 from deepinfer_plugin.model.parallel import check_sizes, dealt_ranks
+from deepinfer_plugin.model.stage import stages_of
 from deepinfer_plugin.model.weights import check_checkpoint, check_tokenizer
 from deepinfer_plugin.replay.settings import ENCODER_VARIABLE, MODE_VARIABLE, ReplaySettings
 from deepinfer_plugin.sampling import front_end
@@ -60,6 +61,7 @@ class DeepseekV41Checks(DeepseekV4ForCausalLMConfig):
     def verify_and_update_config(vllm_config: "VllmConfig") -> None:
         check_engine_options(vllm_config)
         check_parallel_sizes(vllm_config)
+        check_stages(vllm_config)
         check_replay(vllm_config, Settings.from_envs().replay)
         check_server_defaults(Settings.from_envs(), vllm_config.model_config.get_vocab_size())
         _keep_encoder_windows(vllm_config, Settings.from_envs().replay)
@@ -176,6 +178,30 @@ def limit_grammar_cache(settings: Settings) -> None:
         logger.warning("%s is -1: the memory of compiled grammars has no limit; set a number of bytes", variable.name)
 
 
+def check_stages(vllm_config: "VllmConfig") -> None:
+    """Refuse stages of a pipeline that the model cannot be cut into, and what needs all layers in one process.
+
+    Raises:
+        ConfigError: the option, and what to do.
+    """
+    count = vllm_config.parallel_config.pipeline_parallel_size
+    if count == 1:
+        return
+    stages_of(ModelConfig.from_hf(vllm_config.model_config.hf_config), count)
+    replay = Settings.from_envs().replay
+    refused = {
+        "speculative_config": vllm_config.speculative_config is not None,
+        "enable_eplb": vllm_config.parallel_config.enable_eplb,
+        f"{ENCODER_VARIABLE}={replay.encoder!s}": replay.encoder.kind != "exact",
+    }
+    for name, is_set in refused.items():
+        if is_set:
+            raise ConfigError(
+                f"DeepseekV41ForCausalLM: pipeline_parallel_size is {count} with {name}, which this version serves on "
+                "one stage only; leave one of the two out, or use --tensor-parallel-size"
+            )
+
+
 def check_parallel_sizes(vllm_config: "VllmConfig") -> None:
     """Refuse numbers of ranks that do not divide the model.
 
@@ -233,17 +259,17 @@ def check_engine_options(vllm_config: "VllmConfig") -> None:
     """Refuse what this version cannot serve, naming the option.
 
     Raises:
-        ConfigError: pipeline or context parallelism, drafts of another kind than the checkpoint's, LoRA, or an odd
+        ConfigError: context parallelism, drafts of another kind than the checkpoint's, LoRA, or an odd
             block size.
         SettingError: see ``check_verification``.
     """
     parallel, cache = vllm_config.parallel_config, vllm_config.cache_config
-    for name in ("pipeline_parallel_size", "prefill_context_parallel_size", "decode_context_parallel_size"):
+    for name in ("prefill_context_parallel_size", "decode_context_parallel_size"):
         size = getattr(parallel, name)
         if size != 1:
             raise ConfigError(
-                f"DeepseekV41ForCausalLM: {name} is {size}, expected 1; this version divides layers by outputs and "
-                "experts only, use --tensor-parallel-size, --enable-expert-parallel or --data-parallel-size"
+                f"DeepseekV41ForCausalLM: {name} is {size}, expected 1; this version divides no context, use "
+                "--tensor-parallel-size, --enable-expert-parallel, --data-parallel-size or --pipeline-parallel-size"
             )
     for name, reason in (
         ("enable_elastic_ep", "the number of ranks stays as it is while an engine runs"),

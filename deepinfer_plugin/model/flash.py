@@ -7,8 +7,9 @@ import torch
 from torch import nn
 from vllm.forward_context import get_forward_context
 from vllm.logger import init_logger
-from vllm.model_executor.models.interfaces import SupportsMultiModal
+from vllm.model_executor.models.interfaces import SupportsMultiModal, SupportsPP
 from vllm.multimodal import MULTIMODAL_REGISTRY
+from vllm.sequence import IntermediateTensors
 
 from deepinfer_kernels.dispatch import KernelSet, choose_kernel_set
 from deepinfer_kernels.hc_collapse import hc_collapse
@@ -36,16 +37,17 @@ from deepinfer_plugin.replay.inputs import EncoderPassInputs, ReplayInputs
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-    from vllm.sequence import IntermediateTensors
     from vllm.v1.kv_cache_interface import KVCacheGroupSpec, KVCacheSpec
 
     from deepinfer_plugin.worker.model_state import DeepInferModelState
 
 logger = init_logger(f"vllm.{__name__}")
 
+STREAMS, PRE_MIX = "streams", "pre_mix"  # what stages hand on, of every row
+
 
 @MULTIMODAL_REGISTRY.register_processor(ImageProcessor, info=ImageInfo, dummy_inputs=DummyImages)
-class DeepseekV41ForCausalLM(nn.Module, SupportsMultiModal):
+class DeepseekV41ForCausalLM(nn.Module, SupportsMultiModal, SupportsPP):
     """The model under the architecture name of the released checkpoint.
 
     The tower and its tensors are built and loaded only where the engine takes images.
@@ -70,25 +72,29 @@ class DeepseekV41ForCausalLM(nn.Module, SupportsMultiModal):
         context = BuildContext.of_engine(vllm_config, config)
         self.config, self.arithmetic = config, context.arithmetic
         self.parallel, self.rule, self.load = context.parallel, context.rule, context.load
-        ranks = self.parallel.tensor
-        self.embed = Embedding(config.vocab_size, config.hidden_size, ranks)
+        ranks, stage = self.parallel.tensor, self.parallel.stage
         self.rotary = RotaryTables(config)
-        blocks: list[Block] = []
+        blocks: dict[int, Block] = {}
         kv_source = None
-        for layer in range(config.num_hidden_layers):
-            block = Block(context, layer, f"{prefix}layers.{layer}", kv_source)
-            kv_source = block.attn if config.is_kv_source(layer) else kv_source
-            blocks.append(block)
-        self.layers = nn.ModuleList(blocks)
+        for layer in filter(stage.has_layer, range(config.num_hidden_layers)):
+            blocks[layer] = Block(context, layer, f"{prefix}layers.{layer}", kv_source)
+            kv_source = blocks[layer].attn if config.is_kv_source(layer) else kv_source
+        # a layer of another stage keeps its number, and has no tensor here
+        self.layers = nn.ModuleList(blocks.get(layer, nn.Identity()) for layer in range(config.num_hidden_layers))
         cut = config.kv_source_layer_ids[-1]
-        self._encoder, self._decoder = tuple(blocks[:cut]), tuple(blocks[cut:])
+        self._encoder = tuple(block for layer, block in blocks.items() if layer < cut)
+        self._decoder = tuple(block for layer, block in blocks.items() if layer >= cut)
         self._tapped: tuple[int, ...] = ()
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.head = Head(config.vocab_size, config.hidden_size, ranks)
-        self.graph_logits = GraphLogits.of_engine(vllm_config, config.vocab_size)
+        self.graph_logits = GraphLogits.of_engine(vllm_config, config.vocab_size if stage.is_last else 0)
+        if stage.is_first:
+            self.embed = Embedding(config.vocab_size, config.hidden_size, ranks)
+        if stage.is_last:
+            self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+            self.head = Head(config.vocab_size, config.hidden_size, ranks)
         if vllm_config.model_config.supports_multimodal_inputs:
             self.checkpoint_groups = ("text", "vision")
-            self._build_vision()
+            if stage.is_first:
+                self._build_vision()
         self.register_buffer("token_map", _token_map(vllm_config, config), persistent=False)
         self.pad_id = int(self.token_map[config.engram_pad_token_id]) if config.engram_layer_ids else 0
         logger.info(
@@ -217,13 +223,13 @@ class DeepseekV41ForCausalLM(nn.Module, SupportsMultiModal):
         lookback_ids: torch.Tensor,
         replay: ReplayInputs | None = None,
         is_image: torch.Tensor | None = None,
-    ) -> torch.Tensor | tuple[torch.Tensor, list[torch.Tensor]]:
-        """Run all layers on the rows of a step.
+    ) -> "torch.Tensor | tuple[torch.Tensor, list[torch.Tensor]] | IntermediateTensors":
+        """Run the layers of this stage on the rows of a step.
 
         Args:
             input_ids: [num_tokens] token ids.
             positions: [num_tokens] int64, absolute position of each token in its request.
-            intermediate_tensors: unused; the model runs on one pipeline stage.
+            intermediate_tensors: what the stage before this one returned; None on the first.
             inputs_embeds: [num_tokens, hidden_size] rows at the entry, those of images included; None: text only.
             lookback_ids: [num_tokens, engram_max_ngram_size - 1] int64, the ids before each token, nearest first,
                 -1 before the start of the request or of the text behind the last image.
@@ -233,10 +239,10 @@ class DeepseekV41ForCausalLM(nn.Module, SupportsMultiModal):
         Returns:
             [num_tokens, hidden_size], after the final norm; 0 in a row that does not pass the decoder layers. With it,
             where layers are tapped, the mean of the input streams of each, of the same shape, in the layers' order.
+            On a stage that is not the last, what the next one takes.
 
         Invariance: bitwise per row, given the request's tokens; the other rows of the step do not matter.
         """
-        del intermediate_tensors
         attn_metadata = get_forward_context().attn_metadata
         step = None
         if attn_metadata:
@@ -244,12 +250,33 @@ class DeepseekV41ForCausalLM(nn.Module, SupportsMultiModal):
         compressed_ids = self._compressed_ids(input_ids, lookback_ids)
         if replay is not None and replay.encoder_passes and step is not None:
             streams, pre = self._encode_in_passes(input_ids.shape[0], step, replay.encoder_passes)
+        elif intermediate_tensors is not None:
+            streams, pre = intermediate_tensors[STREAMS], intermediate_tensors[PRE_MIX]
+            streams, pre, _ = _run(self._encoder, streams, pre, compressed_ids, step)
         else:
             embedded = self.embed_input_ids(input_ids) if inputs_embeds is None else inputs_embeds
             streams, pre = self._encode(embedded, compressed_ids, step)
+        if not self.parallel.stage.is_last:
+            return IntermediateTensors({STREAMS: streams, PRE_MIX: pre})
         hidden_states, taps = self._decode(streams, pre, compressed_ids, step, replay)
         self.graph_logits.capture(hidden_states, self._logits)
         return (hidden_states, taps) if self._tapped else hidden_states
+
+    def make_empty_intermediate_tensors(
+        self, batch_size: int, dtype: torch.dtype, device: torch.device
+    ) -> IntermediateTensors:
+        """Room for what a stage takes from the one before it, ``batch_size`` rows.
+
+        Args:
+            batch_size: most rows of a step.
+            dtype: of the checkpoint, unused: rows have the activation dtype.
+            device: of the stage.
+        """
+        del dtype
+        config = self.config
+        shape = (batch_size, config.hc_mult, config.hidden_size)
+        streams = torch.zeros(shape, dtype=self.arithmetic.activation_dtype, device=device)
+        return IntermediateTensors({STREAMS: streams, PRE_MIX: torch.zeros(shape[:2], device=device)})
 
     def replay_windows(self, passes: Iterable[EncoderPassInputs], positions: torch.Tensor) -> None:
         """Compute encoder windows again, for a step whose own rows run in a CUDA graph; within a forward context.

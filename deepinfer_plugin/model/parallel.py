@@ -15,6 +15,7 @@ from deepinfer_plugin.eplb.options import EplbOptions
 from deepinfer_plugin.errors import ConfigError
 from deepinfer_plugin.model.config import ModelConfig
 from deepinfer_plugin.model.groups import ranks_of
+from deepinfer_plugin.model.stage import Stage
 from deepinfer_plugin.model.tensors import SCALE_BLOCK
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class Parallel:
         replicas: one rank of each replica whose rows meet at the experts: those with this rank's place in ``tensor``.
         balancing: how experts move between ranks; None: they stay.
         num_extra_experts: replicas of experts in every layer of the backbone.
+        stage: layers that are here.
     """
 
     tensor: Ranks = field(default_factory=Ranks)
@@ -41,18 +43,19 @@ class Parallel:
     replicas: Ranks = field(default_factory=Ranks)
     balancing: EplbOptions | None = None
     num_extra_experts: int = 0
+    stage: Stage = field(default_factory=Stage)
 
     @classmethod
     def from_vllm(cls, vllm_config: "VllmConfig", config: ModelConfig) -> "Parallel":
         """The groups that vLLM has made for this worker."""
-        options = vllm_config.parallel_config
+        options, stage = vllm_config.parallel_config, Stage.from_vllm(vllm_config, config)
         if options.tensor_parallel_size * options.data_parallel_size == 1:
-            return cls()
+            return cls(stage=stage)
         from vllm.distributed.parallel_state import get_dp_group, get_ep_group, get_tp_group
 
         tensor = ranks_of(get_tp_group(), share_layers=True)
         if not options.enable_expert_parallel:
-            return cls(tensor=tensor)
+            return cls(tensor=tensor, stage=stage)
         experts = ranks_of(get_ep_group())
         balancing = EplbOptions.of_engine(vllm_config)
         num_extra = 0 if balancing is None else balancing.extra_experts(config.n_routed_experts, experts.size)
@@ -62,6 +65,7 @@ class Parallel:
             replicas=experts if tensor.is_alone else ranks_of(get_dp_group()),
             balancing=balancing,
             num_extra_experts=num_extra,
+            stage=stage,
         )
 
     @property

@@ -36,6 +36,8 @@ class Shares:
             name: of the tensor, without ``model.``.
             spec: of the whole tensor.
         """
+        if not self._parallel.stage.has_tensor(name):
+            return None
         whole, ranks = spec.shape[0], self._parallel.tensor
         if (match := _ENGRAM_TABLE.fullmatch(name)) is not None:
             return self._tables[int(match[1])]

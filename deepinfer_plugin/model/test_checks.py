@@ -12,7 +12,6 @@ from deepinfer_plugin.errors import ConfigError, SettingError
 pytestmark = pytest.mark.usefixtures("vllm_variables")
 
 PARALLEL: dict[str, Any] = {
-    "pipeline_parallel_size": 1,
     "prefill_context_parallel_size": 1,
     "decode_context_parallel_size": 1,
     "enable_elastic_ep": False,
@@ -38,7 +37,7 @@ def test_the_default_options_are_served() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in PARALLEL if name.endswith("_size")])
-def test_pipeline_and_context_parallelism_are_refused(name: str) -> None:
+def test_context_parallelism_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} is 2, expected 1"):
         check({name: 2})
 

@@ -72,16 +72,22 @@ class DeepInferCudaPlatform(CudaPlatform):
 
 
 def _weight_bytes(vllm_config: "VllmConfig") -> int:
-    """Bytes of the weights of a rank, as the checkpoint stores them: packed weights stay packed."""
+    """Most bytes of the weights of a rank, as the checkpoint stores them: packed weights stay packed."""
     from deepinfer_plugin.model.config import ModelConfig  # what follows loads kernels, and a platform is made early
     from deepinfer_plugin.model.parallel import dealt_ranks
+    from deepinfer_plugin.model.stage import stages_of
     from deepinfer_plugin.sizing.memory import rank_weights
 
-    weights = rank_weights(
-        ModelConfig.from_hf(vllm_config.model_config.hf_config),
-        vllm_config.parallel_config.tensor_parallel_size,
-        dealt_ranks(vllm_config),
-        has_drafts=vllm_config.speculative_config is not None,
-        has_images=vllm_config.model_config.supports_multimodal_inputs,
+    config, parallel = ModelConfig.from_hf(vllm_config.model_config.hf_config), vllm_config.parallel_config
+    of_stages = (
+        rank_weights(
+            config,
+            parallel.tensor_parallel_size,
+            dealt_ranks(vllm_config),
+            has_drafts=vllm_config.speculative_config is not None,
+            has_images=vllm_config.model_config.supports_multimodal_inputs,
+            stage=stage,
+        )
+        for stage in stages_of(config, parallel.pipeline_parallel_size)
     )
-    return sum(weights.values())
+    return max(sum(weights.values()) for weights in of_stages)

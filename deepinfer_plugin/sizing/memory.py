@@ -14,6 +14,7 @@ from deepinfer_plugin.cache.records import pair_state_rows
 from deepinfer_plugin.model.config import ModelConfig
 from deepinfer_plugin.model.parallel import Parallel
 from deepinfer_plugin.model.shares import Shares
+from deepinfer_plugin.model.stage import Stage
 from deepinfer_plugin.model.tensors import TensorSpec, expected_tensors
 from deepinfer_plugin.replay.memory import (
     BLOCK,
@@ -66,6 +67,7 @@ def rank_weights(
     has_drafts: bool,
     has_images: bool,
     rank: int = 0,
+    stage: Stage = Stage(),  # noqa: B008, frozen
 ) -> Mapping[str, int]:
     """Bytes of the weights of one rank, by part.
 
@@ -77,17 +79,22 @@ def rank_weights(
         has_drafts: whether the draft blocks are loaded.
         has_images: whether the image tower is loaded.
         rank: among those of ``expert_size``, or of ``tensor_size``; ranks differ by the rows of their Engram tables.
+        stage: layers that it holds.
     """
     parallel = Parallel(
         tensor=Ranks(rank=rank % tensor_size, size=tensor_size),
         experts=Ranks(rank=rank % expert_size, size=expert_size),
+        stage=stage,
     )
     shares = Shares(config, parallel)
     total: dict[str, int] = {}
     for part, name, spec, count in _tensors(config):
         if (part == DRAFT and not has_drafts) or (part == VISION and not has_images):
             continue
-        rows = range(spec.shape[0] // parallel.expert_outputs.size) if count > 1 else shares.rows(name, spec)
+        if count > 1 and stage.has_tensor(name):
+            rows: range | None = range(spec.shape[0] // parallel.expert_outputs.size)
+        else:
+            rows = None if count > 1 else shares.rows(name, spec)
         if rows is not None:
             here = len(rows) * prod(spec.shape[1:]) * spec.dtype.itemsize
             total[part] = total.get(part, 0) + here * (count // expert_size if count > 1 else 1)

@@ -64,8 +64,9 @@ class DeepInferModelState(DefaultModelState):
         self._replay = ReplayState(model.rule, self.max_num_reqs, self.depth, device)
         self._images: ImageState | None = None
         self._inputs_embeds: torch.Tensor | None = None
-        if self.supports_mm_inputs:
+        if vllm_config.model_config.supports_multimodal_inputs:
             self._images = ImageState(self.max_num_tokens, self.depth, device, num_drafts(vllm_config))
+        if self.supports_mm_inputs:  # the first stage of a pipeline only: it encodes the images
             # vLLM's buffer has the dtype of the checkpoint; the fp32 arithmetics would lose bits of the features in it
             buffer = self.encoder_runner.inputs_embeds
             self.encoder_runner.inputs_embeds = buffer.to(model.arithmetic.activation_dtype)
@@ -145,7 +146,7 @@ class DeepInferModelState(DefaultModelState):
             mend_drafts(input_batch.input_ids, self.model.config.vocab_size)
 
     def prepare_inputs(self, input_batch: InputBatch, req_states: RequestState) -> dict[str, Any]:
-        if self._images is None:  # else they are mended already, see prepare_inputs_embeds
+        if not self.supports_mm_inputs:  # else they are mended already, see prepare_inputs_embeds
             self._mend_drafts(input_batch)
         inputs = super().prepare_inputs(input_batch, req_states)
         num_tokens = input_batch.num_tokens_after_padding
@@ -172,7 +173,8 @@ class DeepInferModelState(DefaultModelState):
             rows = self._images.rows(input_batch)
             ids = rows.block(ids, input_batch.positions[:num_tokens])
             inputs["is_image"] = rows.is_image
-            images = ImageInputs(self._images, self.model, self.encoder_runner, self._inputs_embeds)
+            if self.supports_mm_inputs:
+                images = ImageInputs(self._images, self.model, self.encoder_runner, self._inputs_embeds)
         if ids is not lookback:  # an image hides some of them
             lookback.copy_(ids)
         plan = self._replay.plan(input_batch)

@@ -13,7 +13,9 @@ class OwnPromptScores:
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
         """Load, then take over the states of the object that scores prompts."""
         super().load_model(load_dummy_weights=load_dummy_weights)  # type: ignore[misc]
-        if isinstance(self.model_runner.model_state, DeepInferModelState):
+        stock = self.model_runner.prompt_logprobs_worker
+        # stages of a pipeline before the last score nothing
+        if isinstance(self.model_runner.model_state, DeepInferModelState) and stock is not None:
             from deepinfer_plugin.sampling.prompt_logprobs import PromptLogprobs
 
-            self.model_runner.prompt_logprobs_worker = PromptLogprobs.adopt(self.model_runner.prompt_logprobs_worker)
+            self.model_runner.prompt_logprobs_worker = PromptLogprobs.adopt(stock)

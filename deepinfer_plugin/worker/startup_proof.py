@@ -1,6 +1,7 @@
 """A forward pass and sampler steps at start-up that look every operation up in the table of batch-invariant ones."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -69,11 +70,16 @@ def prove_forward(vllm_config: VllmConfig, model: "DeepseekV41ForCausalLM", devi
 
     replay = _replay_inputs(token_ids, positions, lookback)
 
+    stage, given = model.parallel.stage, None
+    if not stage.is_first:
+        given = model.make_empty_intermediate_tensors(len(_POSITIONS), torch.bfloat16, device)
+
     def run() -> None:
         images = _image_inputs(model, token_ids) if "vision" in model.checkpoint_groups else {}
-        for replayed in (None, replay):
-            output = model(token_ids, positions, lookback_ids=lookback, replay=replayed, **images)
-            model.compute_logits(hidden_states_of(output))
+        for replayed in (None, replay if stage.is_first and stage.is_last else replace(replay, encoder_passes=())):
+            output = model(token_ids, positions, given, lookback_ids=lookback, replay=replayed, **images)
+            if stage.is_last:
+                model.compute_logits(hidden_states_of(output))
 
     across = equal_replicas(vllm_config, len(_POSITIONS))
     context = set_forward_context(metadata, vllm_config, num_tokens=len(_POSITIONS), num_tokens_across_dp=across)
@@ -127,11 +133,13 @@ def prove_drafter(
 
 def _image_inputs(model: "DeepseekV41ForCausalLM", token_ids: torch.Tensor) -> dict[str, torch.Tensor]:
     """An image of more patches than a tile of keys; its first rows stand before the last token."""
+    is_image = torch.arange(len(token_ids)) < len(token_ids) - 1
+    if not model.parallel.stage.is_first:
+        return {"is_image": is_image.to(token_ids.device)}
     vision = model.config.vision_config
     assert vision is not None
     grid = torch.tensor([[7, 10]])
     patches = torch.zeros(70, 3 * vision.patch_size**2, dtype=torch.bfloat16, device=token_ids.device)
-    is_image = torch.arange(len(token_ids)) < len(token_ids) - 1
     span = model.embed_multimodal(patches=patches, grid=grid)[0][: len(token_ids) - 1]
     embeds = model.embed_input_ids(token_ids, [span], is_multimodal=is_image)
     return {"inputs_embeds": embeds, "is_image": is_image.to(token_ids.device)}

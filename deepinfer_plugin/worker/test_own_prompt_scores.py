@@ -15,22 +15,24 @@ pytestmark = pytest.mark.usefixtures("vllm_variables")
 class StockWorker:
     """Stands in for a worker of vLLM: loading builds the runner's scorer."""
 
-    def __init__(self, model_state: object) -> None:
+    def __init__(self, model_state: object, *, is_last_stage: bool) -> None:
         self.model_runner = SimpleNamespace(model_state=model_state, prompt_logprobs_worker=None)
+        self.is_last_stage = is_last_stage
 
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
         from vllm.v1.worker.gpu.sample.prompt_logprob import PromptLogprobsWorker
 
-        self.model_runner.prompt_logprobs_worker = PromptLogprobsWorker(4, "cpu", "raw_logits")
+        if self.is_last_stage:
+            self.model_runner.prompt_logprobs_worker = PromptLogprobsWorker(4, "cpu", "raw_logits")
 
 
-def loaded(model_state: object) -> Any:
+def loaded(model_state: object, *, is_last_stage: bool = True) -> Any:
     from deepinfer_plugin.worker.own_prompt_scores import OwnPromptScores
 
     class Worker(OwnPromptScores, StockWorker):
         pass
 
-    worker = Worker(model_state)
+    worker = Worker(model_state, is_last_stage=is_last_stage)
     worker.load_model(load_dummy_weights=True)
     return worker.model_runner.prompt_logprobs_worker
 
@@ -48,6 +50,12 @@ def test_prompts_of_other_models_are_left_to_vllm() -> None:
     from vllm.v1.worker.gpu.sample.prompt_logprob import PromptLogprobsWorker
 
     assert type(loaded(object())) is PromptLogprobsWorker
+
+
+def test_a_stage_that_scores_nothing_has_no_scorer() -> None:
+    from deepinfer_plugin.worker.model_state import DeepInferModelState
+
+    assert loaded(DeepInferModelState.__new__(DeepInferModelState), is_last_stage=False) is None
 
 
 def test_the_workers_of_both_devices_load_this_way() -> None:
@@ -85,6 +93,7 @@ def vllm_config(model_type: str, worker_cls: str = "auto") -> Any:
         model_config=SimpleNamespace(hf_config=SimpleNamespace(model_type=model_type)),
         parallel_config=SimpleNamespace(worker_cls=worker_cls, disable_custom_all_reduce=False),
         load_config=SimpleNamespace(load_format="auto"),
+        additional_config={},
     )
 
 

@@ -1,4 +1,5 @@
-"""Configurations of several ranks: the same changes to a schedule, in engines of two processes that share the model.
+"""Configurations of several ranks: the same changes to a schedule, in engines of two processes that share the model,
+every layer of it or as two stages.
 
 What they are compared with is one rank that has each probe alone. On GPUs the served arithmetic is tried as well: it
 decodes in captured graphs, exchanges of ranks included, and fp32 rows cannot. Loads neither torch nor vLLM.
@@ -16,12 +17,17 @@ from deepinfer_plugin.engine_child.gpus import lack_of_gpus
 
 NUM_RANKS = 2
 TENSOR, EXPERTS = "--tensor-parallel-size=2", "--enable-expert-parallel"
+STAGES = "--pipeline-parallel-size=2"
 QUICK = ("arrival",)  # a step of two ranks costs two processes: one case, of the cheapest relation with chunks
 QUICK_S32, QUICK_REF = "ranks 2", "ranks 2 tensor"  # whole experts, then experts that ranks share by outputs
 WITHOUT_RANKS = ("restart",)  # it is about processes
 FULL: Mapping[str, tuple[tuple[str, ...], Sequence[str]]] = {
     "ranks 2": ((TENSOR, EXPERTS), tuple(name for name in BY_NAME if name not in WITHOUT_RANKS)),
     "ranks 2 tensor": ((TENSOR,), ("neighbours", "chunks", "cache hit", "preemption")),
+    "ranks 2 stages": (
+        (STAGES,),
+        ("neighbours", "chunks", "cache hit", "preemption", "max_num_seqs", "structured output", "lifecycle"),
+    ),
 }
 
 

@@ -74,7 +74,8 @@ def test_two_ranks_are_compared_with_one_in_every_set() -> None:
         found = [item for item in configurations(Setting(), SIZES, depth, 3) if item.label.startswith("ranks 2")]
         assert all(item.alone_name == "alone s32" for item in found)
         assert sum(len(item.relations) for item in found) >= least
-        assert all("--tensor-parallel-size=2" in item.setting.flags and item.required for item in found)
+        sizes = ("--tensor-parallel-size=2", "--pipeline-parallel-size=2")
+        assert all(sum(size in item.setting.flags for size in sizes) == 1 and item.required for item in found)
 
 
 def test_the_full_workload_repeats_and_holds_the_quick_one() -> None:

@@ -14,13 +14,18 @@ from deepinfer_determinism.test_data import SIZES
 from deepinfer_plugin.settings import Arithmetic
 
 TENSOR, EXPERTS = "--tensor-parallel-size=2", "--enable-expert-parallel"
+STAGES = "--pipeline-parallel-size=2"
 NUM_ALL = len(BY_NAME) - 1  # restart is about processes
 S32, REF = (Arithmetic.S32, "alone s32"), (Arithmetic.REF, "alone")
 Described = dict[str, tuple[tuple[Arithmetic, str], tuple[str, ...], int]]
 """By label: arithmetic and what its rows are compared with, flags, number of relations."""
 CPU: dict[str, Described] = {
     "quick": {"ranks 2": (S32, (TENSOR, EXPERTS), 1)},
-    "full": {"ranks 2": (S32, (TENSOR, EXPERTS), NUM_ALL), "ranks 2 tensor": (S32, (TENSOR,), 4)},
+    "full": {
+        "ranks 2": (S32, (TENSOR, EXPERTS), NUM_ALL),
+        "ranks 2 tensor": (S32, (TENSOR,), 4),
+        "ranks 2 stages": (S32, (STAGES,), 7),
+    },
 }
 CUDA: dict[str, Described] = {
     "quick": {**CPU["quick"], "ranks 2 tensor ref": (REF, (TENSOR,), 1)},
@@ -28,6 +33,7 @@ CUDA: dict[str, Described] = {
         **CPU["full"],
         "ranks 2 ref": (REF, (TENSOR, EXPERTS), NUM_ALL),
         "ranks 2 tensor ref": (REF, (TENSOR,), 4),
+        "ranks 2 stages ref": (REF, (STAGES,), 7),
     },
 }
 
