@@ -46,13 +46,19 @@ ANSWER_OPTIONS = (
     "tool_call_parser",
 )
 SCHEDULE_OPTIONS = (
+    "additional_config",
     "async_scheduling",
     "block_size",
+    "data_parallel_size",
     "enable_chunked_prefill",
+    "enable_eplb",
+    "enable_expert_parallel",
     "enable_prefix_caching",
     "enforce_eager",
     "max_num_batched_tokens",
     "max_num_seqs",
+    "pipeline_parallel_size",
+    "tensor_parallel_size",
 )
 
 Message = MutableMapping[str, Any]

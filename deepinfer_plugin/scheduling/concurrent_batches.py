@@ -4,8 +4,9 @@ vLLM plans one step ahead of the one that runs: two at once. Between the end of 
 the next, the host takes the result, plans, sends the plan to the workers and launches; where that takes longer than the
 step that runs meanwhile, the device waits. With three at once it has two steps of time.
 
-A request with a grammar is planned in every second step then: its mask needs the token of its last step, and vLLM waits
-for the oldest step only. Drafts are refused: those of such a request would be taken from a step it has no part in.
+A request with a grammar is planned in every second step then (in every third with four at once): its mask needs the
+token of its last step, and vLLM waits for the oldest step only. Drafts are refused: those of such a request would be
+taken from a step it has no part in. vLLM keeps blocks of windows for as many full steps.
 """
 
 from __future__ import annotations
@@ -52,8 +53,13 @@ def asked_for(vllm_config: VllmConfig) -> int:
         return value
     if not vllm_config.scheduler_config.async_scheduling:
         raise ConfigError(
-            f"additional_config: {OPTION} is {value}, but scheduling is not asynchronous here, so no step is planned "
-            f"ahead, expected {DEFAULT}; leave the option out, or what turns asynchronous scheduling off"
+            f"additional_config: {OPTION} is {value}, but scheduling is not asynchronous here, expected {DEFAULT}; "
+            "leave it out, or --no-async-scheduling (on the CPU set async_scheduling_on_cpu beside --async-scheduling)"
+        )
+    if vllm_config.parallel_config.pipeline_parallel_size > 1:
+        raise ConfigError(
+            f"additional_config: {OPTION} is {value} with stages of a pipeline, which plan one step ahead of their "
+            f"number, expected {DEFAULT}; leave the option out"
         )
     if vllm_config.speculative_config is not None:
         raise ConfigError(

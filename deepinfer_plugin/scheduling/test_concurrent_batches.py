@@ -13,11 +13,14 @@ from deepinfer_plugin.scheduling.concurrent_batches import OPTION, asked_for
 from deepinfer_plugin.wrapping import IS_OURS, wrap
 
 
-def config(options: object, *, is_async: bool = True, drafts: object = None, model: str = "deepseek_v41") -> Any:
+def config(
+    options: object, *, is_async: bool = True, drafts: object = None, model: str = "deepseek_v41", stages: int = 1
+) -> Any:
     return SimpleNamespace(
         additional_config=options,
         scheduler_config=SimpleNamespace(async_scheduling=is_async),
         speculative_config=drafts,
+        parallel_config=SimpleNamespace(pipeline_parallel_size=stages),
         model_config=SimpleNamespace(hf_config=SimpleNamespace(model_type=model)),
     )
 
@@ -43,6 +46,8 @@ def test_what_forbids_it_is_named() -> None:
         asked_for(config({OPTION: 3}, is_async=False))
     with pytest.raises(ConfigError, match="is 3 beside speculative_config"):
         asked_for(config({OPTION: 3}, drafts=object()))
+    with pytest.raises(ConfigError, match="is 3 with stages of a pipeline"):
+        asked_for(config({OPTION: 3}, stages=2))
     assert asked_for(config({OPTION: 2}, is_async=False, drafts=object())) == 2
 
 

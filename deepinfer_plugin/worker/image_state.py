@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     Integers = npt.NDArray[np.int64]
 
 Encode = Callable[[MultiModalFeatureSpec], torch.Tensor]
-STEPS_IN_FLIGHT = 2  # of asynchronous scheduling: one runs while the next is planned
+STEPS_IN_FLIGHT = 2  # with drafts: one runs while the next is planned; more are refused beside drafts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
