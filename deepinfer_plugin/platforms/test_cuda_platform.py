@@ -137,6 +137,18 @@ def test_weights_that_cannot_fit_are_refused_before_they_are_read(
         updated(platforms[1], engine_config(nano))
 
 
+def test_a_stage_needs_memory_for_its_own_layers_only(
+    platforms: tuple[Any, Any], nano: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = sys.modules["deepinfer_plugin.platforms.cuda"]
+    whole, stages = engine_config(nano), engine_config(nano)
+    stages.parallel_config.pipeline_parallel_size = stages.parallel_config.world_size = 2
+    Devices((9, 0), module._weight_bytes(whole)).give_to(monkeypatch, platforms[1])
+    with pytest.raises(ConfigError, match="weights of a rank take"):
+        updated(platforms[1], whole)
+    assert updated(platforms[1], stages).parallel_config.worker_cls == OUR_WORKER
+
+
 def test_memory_is_not_judged_where_weights_are_offloaded(
     platforms: tuple[Any, Any], nano: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
