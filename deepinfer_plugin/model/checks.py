@@ -184,14 +184,16 @@ def check_stages(vllm_config: "VllmConfig") -> None:
     Raises:
         ConfigError: the option, and what to do.
     """
-    count = vllm_config.parallel_config.pipeline_parallel_size
+    parallel = vllm_config.parallel_config
+    count = parallel.pipeline_parallel_size
     if count == 1:
         return
     stages_of(ModelConfig.from_hf(vllm_config.model_config.hf_config), count)
     replay = Settings.from_envs().replay
     refused = {
         "speculative_config": vllm_config.speculative_config is not None,
-        "enable_eplb": vllm_config.parallel_config.enable_eplb,
+        "enable_eplb": parallel.enable_eplb,
+        "data_parallel_size": parallel.data_parallel_size > 1,  # steps of replicas that share experts must meet
         f"{ENCODER_VARIABLE}={replay.encoder!s}": replay.encoder.kind != "exact",
     }
     for name, is_set in refused.items():

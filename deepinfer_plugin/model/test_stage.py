@@ -90,6 +90,7 @@ def test_the_released_model_is_cut_into_halves(monkeypatch: pytest.MonkeyPatch) 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"drafts": object()}, "exact", "speculative_config"),
     ({"eplb": True}, "exact", "enable_eplb"),
+    ({"replicas": 2}, "exact", "data_parallel_size"),
     ({}, "segment:32", "DEEPINFER_ENCODER_REPLAY=segment:32"),
 ]
 
@@ -104,9 +105,10 @@ def test_what_needs_all_layers_in_one_process_is_refused(
 
     hf_config = DeepseekV41Config(**config_dict("tiny"))
 
-    def engine(stages: int, drafts: object = None, *, eplb: bool = False) -> Any:
+    def engine(stages: int, drafts: object = None, *, eplb: bool = False, replicas: int = 1) -> Any:
+        sizes = {"pipeline_parallel_size": stages, "data_parallel_size": replicas}
         return SimpleNamespace(
-            parallel_config=SimpleNamespace(pipeline_parallel_size=stages, enable_eplb=eplb),
+            parallel_config=SimpleNamespace(**sizes, enable_eplb=eplb),
             speculative_config=drafts,
             model_config=SimpleNamespace(hf_config=hf_config),
         )
