@@ -185,10 +185,10 @@ def check_stages(vllm_config: "VllmConfig") -> None:
         ConfigError: the option, and what to do.
     """
     parallel = vllm_config.parallel_config
-    count = parallel.pipeline_parallel_size
-    if count == 1:
+    num_stages = parallel.pipeline_parallel_size
+    if num_stages == 1:
         return
-    stages_of(ModelConfig.from_hf(vllm_config.model_config.hf_config), count)
+    stages_of(ModelConfig.from_hf(vllm_config.model_config.hf_config), num_stages)
     replay = Settings.from_envs().replay
     refused = {
         "speculative_config": vllm_config.speculative_config is not None,
@@ -199,8 +199,8 @@ def check_stages(vllm_config: "VllmConfig") -> None:
     for name, is_set in refused.items():
         if is_set:
             raise ConfigError(
-                f"DeepseekV41ForCausalLM: pipeline_parallel_size is {count} with {name}, which this version serves on "
-                "one stage only; leave one of the two out, or use --tensor-parallel-size"
+                f"DeepseekV41ForCausalLM: pipeline_parallel_size is {num_stages} with {name}, which this version "
+                "serves on one stage only; leave one of the two out, or use --tensor-parallel-size"
             )
 
 

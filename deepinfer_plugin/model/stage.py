@@ -61,25 +61,25 @@ class Stage:
         return self.is_last if _OF_THE_LAST.match(name) is not None else self.is_first
 
 
-def stages_of(config: ModelConfig, count: int) -> list[Stage]:
-    """The layers of ``count`` stages as vLLM deals them out: evenly, or as PARTITION says.
+def stages_of(config: ModelConfig, num_stages: int) -> list[Stage]:
+    """The layers of ``num_stages`` stages as vLLM deals them out: evenly, or as PARTITION says.
 
     Raises:
         ConfigError: a stage would be empty, or begins with a layer that reads entries of one before it.
     """
-    if count == 1:
+    if num_stages == 1:
         return [Stage()]
     from vllm.distributed.utils import get_pp_indices
 
     num_layers = config.num_hidden_layers
     sources = config.kv_source_layer_ids[1:]  # in front of the first one no layer has entries, and vLLM asks for some
     try:
-        ends = [get_pp_indices(num_layers, rank, count)[1] for rank in range(count)]
+        ends = [get_pp_indices(num_layers, rank, num_stages)[1] for rank in range(num_stages)]
     except ValueError as error:
         raise ConfigError(f"DeepseekV41ForCausalLM: {PARTITION}: {error}") from None
-    if not set(ends[:-1]) <= set(sources) or len(set(ends)) < count:
+    if not set(ends[:-1]) <= set(sources) or len(set(ends)) < num_stages:
         raise ConfigError(
-            f"DeepseekV41ForCausalLM: pipeline_parallel_size is {count}, whose stages end in front of the layers "
+            f"DeepseekV41ForCausalLM: pipeline_parallel_size is {num_stages}, whose stages end in front of the layers "
             f"{ends[:-1]}, expected each in front of another one of {list(sources)}, which write the entries that "
             f"layers behind them read; choose the numbers of layers with {PARTITION}, as "
             f"{config.kv_source_layer_ids[-1]},{num_layers - config.kv_source_layer_ids[-1]} for two stages"
