@@ -261,8 +261,7 @@ def check_engine_options(vllm_config: "VllmConfig") -> None:
     """Refuse what this version cannot serve, naming the option.
 
     Raises:
-        ConfigError: context parallelism, drafts of another kind than the checkpoint's, LoRA, or an odd
-            block size.
+        ConfigError: context parallelism, drafts of another kind than the checkpoint's, LoRA, or an odd block size.
         SettingError: see ``check_verification``.
     """
     parallel, cache = vllm_config.parallel_config, vllm_config.cache_config

@@ -8,7 +8,7 @@ from unittest import mock
 from vllm.sequence import IntermediateTensors
 
 from deepinfer_plugin.engine_child.faulty_worker import FaultyWorker
-from deepinfer_plugin.model.flash import PRE_MIX, DeepseekV41ForCausalLM
+from deepinfer_plugin.model.flash import PRE_MIX, STREAMS, DeepseekV41ForCausalLM
 from deepinfer_plugin.model.hyper_connection import identity_pre_mix
 
 
@@ -23,7 +23,7 @@ class LostPreMix(FaultyWorker):
             result = forward(model, *args, **kwargs)
             if isinstance(result, IntermediateTensors):
                 LostPreMix.acts()
-                result[PRE_MIX] = identity_pre_mix(result["streams"])
+                result[PRE_MIX] = identity_pre_mix(result[STREAMS])
             return result
 
         mock.patch.object(DeepseekV41ForCausalLM, "forward", lose).start()

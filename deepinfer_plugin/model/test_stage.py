@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -114,9 +113,8 @@ def test_what_needs_all_layers_in_one_process_is_refused(
         )
 
     monkeypatch.setenv("DEEPINFER_ENCODER_REPLAY", encoder)
-    make: Callable[..., Any] = engine
-    check_stages(make(1, **options))
+    check_stages(engine(1, **options))
     with pytest.raises(ConfigError, match=f"pipeline_parallel_size is 2 with {named}, which"):
-        check_stages(make(2, **options))
+        check_stages(engine(2, **options))
     monkeypatch.delenv("DEEPINFER_ENCODER_REPLAY")
-    check_stages(make(2))
+    check_stages(engine(2))

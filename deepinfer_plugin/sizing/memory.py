@@ -89,12 +89,9 @@ def rank_weights(
     shares = Shares(config, parallel)
     total: dict[str, int] = {}
     for part, name, spec, count in _tensors(config):
-        if (part == DRAFT and not has_drafts) or (part == VISION and not has_images):
+        if (part == DRAFT and not has_drafts) or (part == VISION and not has_images) or not stage.has_tensor(name):
             continue
-        if count > 1 and stage.has_tensor(name):
-            rows: range | None = range(spec.shape[0] // parallel.expert_outputs.size)
-        else:
-            rows = None if count > 1 else shares.rows(name, spec)
+        rows = range(spec.shape[0] // parallel.expert_outputs.size) if count > 1 else shares.rows(name, spec)
         if rows is not None:
             here = len(rows) * prod(spec.shape[1:]) * spec.dtype.itemsize
             total[part] = total.get(part, 0) + here * (count // expert_size if count > 1 else 1)

@@ -75,8 +75,8 @@ def configurations(first: Setting, sizes: Sizes, depth: str, seed: int, num_gpus
 
 def _ahead(base: Configuration) -> list[Configuration]:
     """With one step planned ahead, as every engine on an accelerator has it and none on the CPU, and with three."""
-    is_on_cpu = base.setting.device == "cpu"
-    labels = {2: "step ahead", MOST: f"{MOST - 1} steps ahead"} if is_on_cpu else {MOST: f"{MOST - 1} steps ahead"}
+    labels = {2: "step ahead"} if base.setting.device == "cpu" else {}
+    labels[MOST] = f"{MOST - 1} steps ahead"
     return [
         replace(
             base,
