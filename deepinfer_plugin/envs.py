@@ -385,6 +385,14 @@ def limit_grammar_cache(limit_bytes: int) -> None:
     os.environ[XGRAMMAR_CACHE_SWITCH] = wanted
 
 
+NCCL_SHARING_SWITCH = "NCCL_MULTI_RANK_GPU_ENABLE"
+
+
+def let_ranks_share_gpus() -> None:
+    """Let NCCL take several ranks on a GPU, in this process and its children."""
+    os.environ[NCCL_SHARING_SWITCH] = "1"
+
+
 MEDIA_REDIRECTS_SWITCH = "VLLM_MEDIA_URL_ALLOW_REDIRECTS"
 
 

@@ -84,6 +84,7 @@ BOUNDS: dict[str, tuple[Mapping[str, object], tuple[str, ...]]] = {
     ),
     "DEEPINFER_EPLB_COUNT_PREFILL": (FLAGS, ()),
     "DEEPINFER_OVERRIDE_NUM_EXTRA_EXPERTS": ({"0": 0, "1": 1, "32": 32}, ("-1", *NOT_INTEGERS)),
+    "DEEPINFER_RANKS_PER_GPU": ({"1": 1, "2": 2, "8": 8}, ("0", "9", *NOT_INTEGERS)),
     "DEEPINFER_ENGRAM_FORCE_GPU_STORAGE": (FLAGS, ()),
     "DEEPINFER_SAMPLER_FORCE_TOPK": ({"0": 0, "1": 1, "50": 50}, ("-1", *NOT_INTEGERS)),
     "DEEPINFER_DECODE_TOKEN_BLACKLIST": (

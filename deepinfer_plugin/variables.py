@@ -263,6 +263,15 @@ OVERRIDE_NUM_EXTRA_EXPERTS = Variable(
     meaning="least number of replicas of experts in a layer, `num_redundant_experts` of `--eplb-config`; needs "
     "`--enable-eplb`",
 )
+RANKS_PER_GPU = Variable(
+    name="DEEPINFER_RANKS_PER_GPU",
+    kind=integer(1, 8),
+    default="1",
+    needs_our_model=True,
+    changes_answers=False,
+    meaning="ranks that take turns on a GPU: to prove equal bits where GPUs are few, never for speed; needs "
+    "`--kv-cache-memory-bytes` and NCCL 2.30",
+)
 ENGRAM_FORCE_GPU_STORAGE = Variable(
     name="DEEPINFER_ENGRAM_FORCE_GPU_STORAGE",
     kind=FLAG,

@@ -138,6 +138,10 @@ class EngineDriver:
         if action.reset_image_caches:
             self._engine.reset_mm_cache()
             self._engine.reset_encoder_cache()
+        if action.sleep:
+            self._engine.sleep(level=1)
+            for part in ("weights", "kv_cache"):
+                self._engine.wake_up([part])
         for request in action.add:
             self._add(request)
         done, computed_s = 0, time.monotonic()

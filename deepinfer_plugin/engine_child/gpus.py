@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from deepinfer_plugin.platforms.detect import current_decision, visible_gpus
+from deepinfer_plugin.platforms.detect import current_decision, rank_places, visible_gpus
 from deepinfer_plugin.settings import Accelerator
+from deepinfer_plugin.variables import RANKS_PER_GPU
 
 VISIBLE_SWITCH = "CUDA_VISIBLE_DEVICES"
 
@@ -21,15 +22,22 @@ def serving_gpus() -> tuple[str, ...]:
 
 def lack_for(num_ranks: int) -> str:
     """What is missing for that many ranks, each on a device of its own; empty where nothing is, as on the CPU."""
-    gpus = serving_gpus()
-    return lack_of_gpus(num_ranks, len(gpus)) if gpus else ""
+    return lack_of_gpus(num_ranks, rank_places()) if serving_gpus() else ""
 
 
-def lack_of_gpus(num_ranks: int, num_gpus: int) -> str:
-    """What is missing for that many ranks on GPUs; empty where nothing is."""
-    if num_gpus >= num_ranks:
+def lack_of_gpus(num_ranks: int, num_places: int) -> str:
+    """What is missing for that many ranks on GPUs; empty where nothing is.
+
+    Args:
+        num_ranks: that are wanted.
+        num_places: ``rank_places()``.
+    """
+    if num_places >= num_ranks:
         return ""
-    return f"{num_ranks} ranks need {num_ranks} GPUs, this process may use {num_gpus}"
+    return (
+        f"{num_ranks} ranks need {num_ranks} GPUs, this process has places for {num_places}; "
+        f"{RANKS_PER_GPU.name} lets several take turns on one"
+    )
 
 
 def worker_start(device: str) -> str:

@@ -40,13 +40,16 @@ class Request:
 class Action:
     """Something done between two engine steps: first the aborts, then the additions, then ``steps`` engine steps.
 
-    ``steps`` None runs until no request is left. ``reset_image_caches`` forgets processed and encoded images.
+    ``steps`` None runs until no request is left. ``reset_image_caches`` forgets processed and encoded images. ``sleep``
+    gives the memory of the GPU back and takes it again, weights before the cache, as trainers do; the flag
+    ``--enable-sleep-mode`` allows it, and vLLM aborts what runs.
     """
 
     add: tuple[Request, ...] = ()
     abort: tuple[str, ...] = ()
     reset_prefix_cache: bool = False
     reset_image_caches: bool = False
+    sleep: bool = False
     steps: int | None = None
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from deepinfer_plugin.engine_child import gpus
 from deepinfer_plugin.engine_child.gpus import lack_for, lack_of_gpus, rotated, serving_gpus, worker_start
+from deepinfer_plugin.platforms import detect
 from deepinfer_plugin.platforms.detect import Decision
 from deepinfer_plugin.settings import Accelerator
 
@@ -13,7 +14,8 @@ from deepinfer_plugin.settings import Accelerator
 def serve_on(monkeypatch: pytest.MonkeyPatch, accelerator: Accelerator, *visible: str) -> None:
     decision = Decision(accelerator=accelerator, platform=None, why="test")
     monkeypatch.setattr(gpus, "current_decision", lambda: decision)
-    monkeypatch.setattr(gpus, "visible_gpus", lambda: visible)
+    for module in (gpus, detect):
+        monkeypatch.setattr(module, "visible_gpus", lambda: visible)
 
 
 @pytest.mark.parametrize(
@@ -46,5 +48,14 @@ def test_ranks_on_the_cpu_lack_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ranks_on_gpus_need_one_each(monkeypatch: pytest.MonkeyPatch) -> None:
     serve_on(monkeypatch, Accelerator.NVIDIA, "0", "1")
     assert serving_gpus() == ("0", "1")
-    assert [lack_for(number) for number in (1, 2, 4)] == ["", "", "4 ranks need 4 GPUs, this process may use 2"]
-    assert lack_of_gpus(2, 1) == "2 ranks need 2 GPUs, this process may use 1"
+    assert [lack_for(number) for number in (1, 2)] == ["", ""]
+    hint = "DEEPINFER_RANKS_PER_GPU lets several take turns on one"
+    assert lack_for(4) == f"4 ranks need 4 GPUs, this process has places for 2; {hint}"
+    assert lack_of_gpus(2, 1) == f"2 ranks need 2 GPUs, this process has places for 1; {hint}"
+
+
+def test_ranks_that_share_a_gpu_need_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    serve_on(monkeypatch, Accelerator.NVIDIA, "0")
+    monkeypatch.setenv("DEEPINFER_RANKS_PER_GPU", "4")
+    assert serving_gpus() == ("0",)
+    assert [lack_for(4), lack_for(8).split(";")[0]] == ["", "8 ranks need 8 GPUs, this process has places for 4"]

@@ -7,6 +7,7 @@ from vllm.platforms.cuda import CudaPlatform
 from deepinfer_plugin import nesting_middleware, provenance_endpoint, witness
 from deepinfer_plugin.platforms.nvidia import Device, check_devices, check_memory
 from deepinfer_plugin.platforms.served import serves_our_model, use_our_worker
+from deepinfer_plugin.platforms.shared_gpus import ranks_per_gpu, share_gpus
 from deepinfer_plugin.sampling import seed_middleware
 from deepinfer_plugin.scheduling import concurrent_batches
 
@@ -31,34 +32,43 @@ class DeepInferCudaPlatform(CudaPlatform):
         provenance_endpoint.add_to_server(parser)
 
     @classmethod
+    def device_count(cls) -> int:
+        """Places for ranks: the GPUs, or several times their number where ranks share them."""
+        return super().device_count() * ranks_per_gpu()
+
+    @classmethod
     def check_and_update_config(cls, vllm_config: "VllmConfig") -> None:
         """Apply vLLM's CUDA settings; where our model is served, check the devices and take our worker.
 
         Raises:
-            PlatformError: our kernels were not made for a device that would be used.
-            ConfigError: the weights of a rank do not fit into a device, or more steps ahead than can be planned.
+            PlatformError: our kernels were not made for a device that would be used, or NCCL cannot let ranks share it.
+            ConfigError: the weights of the ranks of a device do not fit into it, more steps ahead than can be planned,
+                or the size of a cache is not given where ranks share a device.
         """
         super().check_and_update_config(vllm_config)
         if not serves_our_model(vllm_config):
             return
         concurrent_batches.asked_for(vllm_config)
-        cls._check_devices(vllm_config)
+        num_gpus = cls.device_count() // ranks_per_gpu()
+        if ranks_per_gpu() > 1:
+            share_gpus(vllm_config, [cls.visible_device_id_to_physical_device_id(index) for index in range(num_gpus)])
+        cls._check_devices(vllm_config, num_gpus)
         parallel = vllm_config.parallel_config
         if parallel.worker_cls == STOCK_WORKER_CLASS:
             use_our_worker(vllm_config, WORKER_CLASS)
         parallel.disable_custom_all_reduce = True  # no sum of our model crosses ranks
 
     @classmethod
-    def _check_devices(cls, vllm_config: "VllmConfig") -> None:
+    def _check_devices(cls, vllm_config: "VllmConfig", num_gpus: int) -> None:
         """What can be known before any weight is read."""
-        parallel = vllm_config.parallel_config
+        parallel, per_gpu = vllm_config.parallel_config, ranks_per_gpu()
         ranks = parallel.local_world_size * max(parallel.data_parallel_size_local, 1)
-        devices = [cls._device(index) for index in range(min(ranks, cls.device_count()))]
+        devices = [cls._device(index) for index in range(min(-(-ranks // per_gpu), num_gpus))]
         check_devices(devices)
         if vllm_config.offload_config.uva.cpu_offload_gb == 0:
             cache = vllm_config.cache_config
             share = cache.gpu_memory_utilization if cache.kv_cache_memory_bytes is None else 1.0
-            check_memory(devices, _weight_bytes(vllm_config), share)
+            check_memory(devices, _weight_bytes(vllm_config), share / min(ranks, per_gpu))
 
     @classmethod
     def _device(cls, index: int) -> Device:

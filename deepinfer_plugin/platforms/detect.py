@@ -10,7 +10,7 @@ import itertools
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 
-from deepinfer_plugin import envs
+from deepinfer_plugin import envs, variables
 from deepinfer_plugin.errors import PlatformError, SettingError
 from deepinfer_plugin.platforms.ascend import PLUGIN_NAME as ASCEND_PLUGIN
 from deepinfer_plugin.platforms.ascend import AscendStack
@@ -89,6 +89,11 @@ def visible_gpus() -> tuple[str, ...]:
     if len(set(named)) < len(named):
         return ()
     return tuple(named[:1] if kind == "MIG-" else named)
+
+
+def rank_places() -> int:
+    """How many ranks on GPUs this process may start: one for each GPU, or DEEPINFER_RANKS_PER_GPU."""
+    return len(visible_gpus()) * Settings.from_envs()[variables.RANKS_PER_GPU]
 
 
 def decide(accelerator: Accelerator, machine: Machine) -> Decision:

@@ -12,6 +12,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from deepinfer_plugin.errors import ConfigError, PlatformError
 
@@ -119,6 +120,22 @@ def test_our_model_gets_our_worker_and_reader_on_served_devices(
     assert (config.parallel_config.worker_cls, config.load_config.load_format) == (OUR_WORKER, "deepinfer")
     assert config.parallel_config.disable_custom_all_reduce
     assert devices.asked == 4  # two of the four cards, in two calls
+
+
+def test_ranks_that_share_cards_use_half_as_many(
+    platforms: tuple[Any, Any], nano: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DEEPINFER_RANKS_PER_GPU", "2")
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 30, 7))
+    devices = Devices((9, 0), 1 << 37)
+    devices.give_to(monkeypatch, platforms[0])  # ours counts places for ranks
+    assert (platforms[0].device_count(), platforms[1].device_count()) == (4, 8)
+    config = engine_config(nano, tensor_size=2)
+    config.cache_config.kv_cache_memory_bytes = 1 << 28
+    found = updated(platforms[1], config).parallel_config
+    assert (found.assigned_physical_gpu_ids, devices.asked) == ([0, 0, 1, 1, 2, 2, 3, 3], 2)  # one card, in two calls
+    monkeypatch.setenv("DEEPINFER_RANKS_PER_GPU", "1")
+    assert updated(platforms[1], config).parallel_config.assigned_physical_gpu_ids is None
 
 
 def test_our_model_is_refused_on_another_device_before_weights_are_read(

@@ -46,7 +46,7 @@ QUICK_REPLAY: Mapping[tuple[str, Arithmetic], tuple[str, ...]] = {
 }
 
 
-def configurations(first: Setting, sizes: Sizes, depth: str, seed: int, num_gpus: int = 0) -> list[Configuration]:
+def configurations(first: Setting, sizes: Sizes, depth: str, seed: int, num_places: int = 0) -> list[Configuration]:
     """All configurations of a depth.
 
     Args:
@@ -54,7 +54,7 @@ def configurations(first: Setting, sizes: Sizes, depth: str, seed: int, num_gpus
         sizes: of its checkpoint.
         depth: ``quick`` or ``full``.
         seed: of the workload.
-        num_gpus: that this process may use; without meaning on the CPU.
+        num_places: for ranks on the GPUs that this process may use; without meaning on the CPU.
     """
     build = Workload.build if depth == "quick" else Workload.build_full
     workload = build(sizes, seed)
@@ -62,7 +62,7 @@ def configurations(first: Setting, sizes: Sizes, depth: str, seed: int, num_gpus
     found = [Configuration(label="", setting=first, workload=workload, relations=RELATIONS)]
     in_s32 = RELATIONS if depth == "full" else _relations(SENSITIVE)
     found.append(Configuration(label="s32", setting=s32, workload=workload, relations=in_s32))
-    found += rank_configurations(found[1], found[0], depth, num_gpus)
+    found += rank_configurations(found[1], found[0], depth, num_places)
     if depth == "full":
         found += _ahead(found[0])
         found.append(Configuration(label="q32", setting=q32, workload=workload, relations=RELATIONS))

@@ -12,7 +12,7 @@ from deepinfer_determinism.engine import Children
 from deepinfer_determinism.harness import NUM_CHILDREN, Harness, Options
 from deepinfer_determinism.results import write_result
 from deepinfer_determinism.session import Plan, make_plan
-from deepinfer_plugin.platforms.detect import visible_gpus
+from deepinfer_plugin.platforms.detect import rank_places
 
 PLAN = pytest.StashKey[Plan]()
 HARNESS = pytest.StashKey[Harness]()
@@ -27,7 +27,7 @@ def _options(config: pytest.Config) -> Options:
         depth=config.getoption("--depth"),
         workload_seed=config.getoption("--workload-seed"),
         schedules=config.getoption("--schedules"),
-        num_gpus=len(visible_gpus()),
+        num_places=rank_places(),
     )
 
 

@@ -35,7 +35,7 @@ class Options:
     depth: str = "quick"
     workload_seed: int = 0
     schedules: Path | None = None
-    num_gpus: int = 0  # that this process may use
+    num_places: int = 0  # for ranks on GPUs that this process may use
 
 
 class Harness:

@@ -31,20 +31,20 @@ FULL: Mapping[str, tuple[tuple[str, ...], Sequence[str]]] = {
 }
 
 
-def rank_configurations(s32: Configuration, ref: Configuration, depth: str, num_gpus: int) -> list[Configuration]:
+def rank_configurations(s32: Configuration, ref: Configuration, depth: str, num_places: int) -> list[Configuration]:
     """All configurations of several ranks of a depth; on too few GPUs each says that it cannot be tried there.
 
     Args:
         s32: of one rank, in an arithmetic that shows the order of sums.
         ref: of one rank, in the served arithmetic.
         depth: ``quick`` or ``full``.
-        num_gpus: that this process may use; without meaning on the CPU.
+        num_places: for ranks on the GPUs that this process may use; without meaning on the CPU.
     """
     found = _of_base(s32, depth, QUICK_S32, required={RANKS: NUM_RANKS})
     if s32.setting.device == "cpu":
         return found
     found += _of_base(ref, depth, QUICK_REF, suffix=" ref", required={RANKS: NUM_RANKS, CAPTURED_SIZES: 1})
-    return [replace(item, not_applicable=lack_of_gpus(NUM_RANKS, num_gpus)) for item in found]
+    return [replace(item, not_applicable=lack_of_gpus(NUM_RANKS, num_places)) for item in found]
 
 
 def _of_base(

@@ -41,7 +41,7 @@ def make_plan(options: Options, only: Sequence[str]) -> Plan:
     sizes = Sizes.from_model_dir(checkpoint_folder(options.checkpoint))
     cases = [
         Case(relation=relation, configuration=configuration)
-        for configuration in configurations(first, sizes, options.depth, options.workload_seed, options.num_gpus)
+        for configuration in configurations(first, sizes, options.depth, options.workload_seed, options.num_places)
         for relation in configuration.relations
         if not only or relation.name in only
     ]

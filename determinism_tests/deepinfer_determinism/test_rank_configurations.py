@@ -38,8 +38,8 @@ CUDA: dict[str, Described] = {
 }
 
 
-def of_ranks(device: str, depth: str, num_gpus: int) -> list[Configuration]:
-    found = configurations(Setting(device=device), SIZES, depth, 3, num_gpus)
+def of_ranks(device: str, depth: str, num_places: int) -> list[Configuration]:
+    found = configurations(Setting(device=device), SIZES, depth, 3, num_places)
     return [item for item in found if item.label.startswith("ranks")]
 
 
@@ -71,9 +71,12 @@ def test_the_served_arithmetic_counts_on_gpus_only_where_graphs_were_captured() 
     assert found["ranks 2"] == found["ranks 2 tensor"] == {RANKS: 2}
 
 
-@pytest.mark.parametrize(("num_gpus", "reason"), [(1, "2 ranks need 2 GPUs, this process may use 1"), (2, "")])
-def test_too_few_gpus_are_the_reason_that_nothing_is_run(num_gpus: int, reason: str) -> None:
-    found = of_ranks("cuda", "quick", num_gpus)
+ONE_SHORT = "2 ranks need 2 GPUs, this process has places for 1; DEEPINFER_RANKS_PER_GPU lets several take turns on one"
+
+
+@pytest.mark.parametrize(("num_places", "reason"), [(1, ONE_SHORT), (2, "")])
+def test_too_few_gpus_are_the_reason_that_nothing_is_run(num_places: int, reason: str) -> None:
+    found = of_ranks("cuda", "quick", num_places)
     cases = tuple(Case(relation=relation, configuration=item) for item in found for relation in item.relations)
     assert {case.not_applicable for case in cases} == {reason}
     schedules = Plan(cases=cases, options=Options(device="cuda")).schedules(cases, has_mutants=False)
