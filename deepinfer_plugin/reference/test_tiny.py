@@ -71,7 +71,7 @@ def test_the_tokenizer_has_every_id_and_reads_back_what_it_wrote(name: str, chec
 
 
 def test_an_unknown_name_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="name is 'huge', expected one of deep, nano, tiny"):
+    with pytest.raises(ConfigError, match="name is 'huge', expected one of deep, nano, slice, tiny, wide;"):
         write_checkpoint("huge", 0, tmp_path)
 
 

