@@ -34,7 +34,7 @@ class DeepInferCudaPlatform(CudaPlatform):
     @classmethod
     def device_count(cls) -> int:
         """Places for ranks: the GPUs, or several times their number where ranks share them."""
-        return super().device_count() * ranks_per_gpu()
+        return int(super().device_count()) * ranks_per_gpu()
 
     @classmethod
     def check_and_update_config(cls, vllm_config: "VllmConfig") -> None:

@@ -54,7 +54,7 @@ def share_gpus(vllm_config: VllmConfig, physical_ids: Sequence[int]) -> None:
 def _check_nccl(asked_for: str) -> None:
     import torch
 
-    found = torch.cuda.nccl.version()
+    found: tuple[int, ...] = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
     if found < LEAST_NCCL:
         raise PlatformError(
             f"platform: {asked_for}, but NCCL is {'.'.join(map(str, found))}, expected {LEAST_NCCL[0]}.{LEAST_NCCL[1]} "

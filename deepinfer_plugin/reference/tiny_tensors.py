@@ -80,7 +80,7 @@ def make_tensors(config: ModelConfig, seed: int) -> dict[str, torch.Tensor]:
     """Every tensor of ``config``'s checkpoint, in the dtypes on disk (see ``expected_tensors``)."""
     source, specs = SeededSource(seed), expected_tensors(config)
     with ThreadPoolExecutor() as pool:  # a tensor follows from its name, so no order of making them matters
-        made = pool.map(lambda item: list(_make(source, *item, specs)), specs.items())
+        made = pool.map(lambda name: list(_make(source, name, specs[name], specs)), specs)
         return {name: tensor for pairs in made for name, tensor in pairs}
 
 
