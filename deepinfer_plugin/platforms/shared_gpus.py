@@ -1,7 +1,9 @@
 """Ranks that take turns on a GPU: for proofs that the number of ranks changes no bit, where GPUs are few.
 
 Every rank is a process with the kernels, graphs and exchanges that it has on a GPU of its own; the driver gives each a
-slice of time. Loads neither torch nor vLLM by itself.
+slice of time, or under CUDA's MPS they compute at the same time. Then a program that waits for another rank must not
+hold what that rank needs: NCCL keeps to one program, and kernels are launched one behind the other. Loads neither torch
+nor vLLM by itself.
 """
 
 from __future__ import annotations
@@ -52,11 +54,17 @@ def share_gpus(vllm_config: VllmConfig, physical_ids: Sequence[int]) -> None:
 
 
 def _check_nccl(asked_for: str) -> None:
-    import torch
-
-    found: tuple[int, ...] = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+    found = _nccl_version()
     if found < LEAST_NCCL:
         raise PlatformError(
             f"platform: {asked_for}, but NCCL is {'.'.join(map(str, found))}, expected {LEAST_NCCL[0]}.{LEAST_NCCL[1]} "
             f"or newer, which serves several ranks on a GPU; install a newer nvidia-nccl or unset {RANKS_PER_GPU.name}"
         )
+
+
+def _nccl_version() -> tuple[int, int]:
+    """Of the library that is loaded; PyTorch tells the one that it was built with."""
+    from vllm.distributed.device_communicators.pynccl_wrapper import NCCLLibrary
+
+    number = NCCLLibrary().ncclGetRawVersion()  # 2.30.7 is 23007
+    return number // 10000, number // 100 % 100

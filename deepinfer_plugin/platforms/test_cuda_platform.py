@@ -12,9 +12,10 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
+from deepinfer_plugin import envs
 from deepinfer_plugin.errors import ConfigError, PlatformError
+from deepinfer_plugin.platforms import shared_gpus
 
 OUR_WORKER = "deepinfer_plugin.worker.cuda_worker.DeepInferCudaWorker"
 STOCK_WORKER = "vllm.v1.worker.gpu_worker.Worker"
@@ -126,7 +127,10 @@ def test_ranks_that_share_cards_use_half_as_many(
     platforms: tuple[Any, Any], nano: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DEEPINFER_RANKS_PER_GPU", "2")
-    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 30, 7))
+    monkeypatch.setattr(shared_gpus, "_nccl_version", lambda: (2, 30))
+    monkeypatch.setenv("NCCL_MIN_CTAS", "1")  # what the start sets is gone behind the test
+    monkeypatch.setenv("NCCL_MAX_CTAS", "1")
+    monkeypatch.setenv(envs.NCCL_SHARING_SWITCH, "1")
     devices = Devices((9, 0), 1 << 37)
     devices.give_to(monkeypatch, platforms[0])  # ours counts places for ranks
     assert (platforms[0].device_count(), platforms[1].device_count()) == (4, 8)
