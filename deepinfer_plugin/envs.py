@@ -389,9 +389,8 @@ NCCL_SHARING_SWITCH = "NCCL_MULTI_RANK_GPU_ENABLE"
 
 
 def let_ranks_share_gpus() -> None:
-    """Let NCCL take several ranks on a GPU, each with one program that waits, in this process and its children."""
+    """Let NCCL take several ranks on a GPU, in this process and its children."""
     os.environ[NCCL_SHARING_SWITCH] = "1"
-    os.environ["NCCL_MIN_CTAS"] = os.environ["NCCL_MAX_CTAS"] = "1"
 
 
 MEDIA_REDIRECTS_SWITCH = "VLLM_MEDIA_URL_ALLOW_REDIRECTS"

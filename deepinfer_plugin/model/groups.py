@@ -14,10 +14,8 @@ import torch
 from torch import distributed
 
 from deepinfer_batch_invariant.collectives import Ranks
-from deepinfer_kernels.dependent_launch import launch_in_turn
 from deepinfer_plugin import envs
 from deepinfer_plugin.model.peer_memory import peer_memory_of
-from deepinfer_plugin.platforms.shared_gpus import ranks_per_gpu
 
 if TYPE_CHECKING:
     from vllm.distributed.parallel_state import GroupCoordinator
@@ -44,8 +42,6 @@ def ranks_of(coordinator: "GroupCoordinator", *, share_layers: bool = False) -> 
     if coordinator.device.type != "cuda":  # gloo has no pins
         return ranks
     if coordinator not in _made:
-        if ranks_per_gpu() > 1:
-            launch_in_turn()
         group = _make_group(coordinator)
         _made[coordinator] = replace(
             ranks, group=group, peers=peer_memory_of(coordinator, group) if share_layers else None

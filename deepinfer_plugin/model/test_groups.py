@@ -115,22 +115,3 @@ def test_vllm_can_take_back_each_of_our_pins(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(batch_invariant, "pin_nccl_env", taken.update)
     batch_invariant.override_envs_for_invariance()
     assert PINS.items() <= taken.items()
-
-
-@pytest.mark.parametrize(("per_gpu", "expected"), [("1", []), ("2", ["in turn"])])
-def test_kernels_of_ranks_that_share_a_gpu_start_in_turn(
-    per_gpu: str, expected: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from deepinfer_plugin.model import groups
-
-    class OnGpu:
-        world_size, rank_in_group, device, device_group = 2, 0, torch.device("cuda:0"), "vLLM's group"
-
-    seen: list[str] = []
-    monkeypatch.setenv("DEEPINFER_RANKS_PER_GPU", per_gpu)
-    monkeypatch.setattr(groups, "launch_in_turn", lambda: seen.append("in turn"))
-    monkeypatch.setattr(groups, "_make_group", lambda coordinator: "ours")
-    group: Any = OnGpu()
-    for _ in range(2):
-        assert groups.ranks_of(group) == Ranks(rank=0, size=2, group="ours")  # type: ignore[arg-type]
-    assert seen == expected

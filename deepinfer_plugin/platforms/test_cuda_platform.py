@@ -128,9 +128,7 @@ def test_ranks_that_share_cards_use_half_as_many(
 ) -> None:
     monkeypatch.setenv("DEEPINFER_RANKS_PER_GPU", "2")
     monkeypatch.setattr(shared_gpus, "_nccl_version", lambda: (2, 30))
-    monkeypatch.setenv("NCCL_MIN_CTAS", "1")  # what the start sets is gone behind the test
-    monkeypatch.setenv("NCCL_MAX_CTAS", "1")
-    monkeypatch.setenv(envs.NCCL_SHARING_SWITCH, "1")
+    monkeypatch.setenv(envs.NCCL_SHARING_SWITCH, "1")  # what the start sets is gone behind the test
     devices = Devices((9, 0), 1 << 37)
     devices.give_to(monkeypatch, platforms[0])  # ours counts places for ranks
     assert (platforms[0].device_count(), platforms[1].device_count()) == (4, 8)

@@ -51,14 +51,14 @@ class OrderOfArrival(FaultyWorker):
     """What a rank has itself is there first, and stands first."""
 
     def plant(self) -> None:
-        """Turn what was gathered."""
-        original: Function = Ranks.gather
+        """Turn the columns that were gathered, over the process group or over memory of the ranks."""
+        original: Function = Ranks.gather_columns
 
         def arrived(ranks: Ranks, x: torch.Tensor) -> torch.Tensor:
             self.acts()
-            return torch.roll(original(ranks, x), -ranks.rank, 0)
+            return torch.roll(original(ranks, x), -ranks.rank * x.shape[-1], -1)
 
-        Ranks.gather = arrived  # type: ignore[method-assign,assignment]
+        Ranks.gather_columns = arrived  # type: ignore[method-assign,assignment]
 
 
 class OtherDraftsOnOneRank(FaultyWorker):

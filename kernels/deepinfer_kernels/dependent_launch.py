@@ -13,26 +13,12 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_wait
 
 _FIRST_CAPABILITY = 9
-_in_turn = False
-
-
-def launch_in_turn() -> None:
-    """Launch each kernel of this process behind the end of the one before, from now on. No result changes.
-
-    Programs that were launched early hold registers and shared memory while they wait. Where they wait for what another
-    process computes on the same device at the same time, its programs may find no room, and neither goes on.
-    """
-    global _in_turn
-    _in_turn = True
-    starts_early.cache_clear()
 
 
 @cache
 def starts_early(device: torch.device) -> bool:
     """Whether kernels on ``device`` are launched before their predecessor has ended."""
-    if device.type != "cuda" or _in_turn:
-        return False
-    return torch.cuda.get_device_capability(device)[0] >= _FIRST_CAPABILITY
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= _FIRST_CAPABILITY
 
 
 @triton.jit
