@@ -1,9 +1,9 @@
 """Ranks that take turns on a GPU: for proofs that the number of ranks changes no bit, where GPUs are few.
 
-Every rank is a process with the kernels, graphs and exchanges that it has on a GPU of its own, and the driver gives each
-a slice of time: an exchange lasts as long as the slices of all, 2 ms each. Not beside CUDA's MPS, which lets processes
-compute at the same time: programs that wait for another rank then keep its programs out, and engines were seen to stand
-still. Loads neither torch nor vLLM by itself.
+Every rank is a process with the kernels, graphs and exchanges that it has on a GPU of its own; the driver gives each a
+slice of time, and an exchange lasts as long as the slices of all, 2 ms each. Not beside CUDA's MPS, where processes
+compute at the same time: programs that wait for another rank then keep its programs out, and engines stood still.
+Loads neither torch nor vLLM by itself.
 """
 
 from __future__ import annotations
