@@ -8,12 +8,14 @@ from typing import Any
 
 from deepinfer_plugin.cli.console import say
 from deepinfer_plugin.errors import SettingError
+from deepinfer_plugin.reference.tiny_config import SIZES
 
 
 def add_parser(commands: Any) -> None:
     """Add the command's arguments."""
     parser = commands.add_parser("tiny", help="write a small random checkpoint in the released format")
-    parser.add_argument("--config", choices=("tiny", "nano"), default="tiny", help="its size (default tiny)")
+    sizes = "its size (default tiny); slice: layers of the released width, 2.9 GB, for a GPU"
+    parser.add_argument("--config", choices=SIZES, default="tiny", help=sizes)
     parser.add_argument("--seed", type=int, default=0, help="of the random weights (default 0)")
     parser.add_argument("--swiglu-limit", type=float, default=None, help="other clamp than the released one, for tests")
     parser.add_argument("--out", type=Path, required=True, help="new or empty folder")
