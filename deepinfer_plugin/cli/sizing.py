@@ -43,7 +43,10 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the plan; 0. With --check: 1 where a figure is off by more than 25 % and the table has no word on it."""
+    """Print the plan; 0, or 1 where no layout serves the model.
+
+    With --check: 1 where a figure is off by more than 25 % and the table has no word on it.
+    """
     if arguments.check:
         return _check(arguments)
     if not 1 <= arguments.gpus <= MAX_GPUS:
@@ -70,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
         say(json.dumps(report.to_json(config, gpu, mix, options, plans), indent=1))
     else:
         say(report.to_text(config, gpu, mix, options, plans))
-    return 0
+    return 0 if any(plan.refusal is None for plan in plans) else WRONG
 
 
 def _config(folder: Path | None) -> ModelConfig:

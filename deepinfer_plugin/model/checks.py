@@ -192,7 +192,7 @@ def check_stages(vllm_config: "VllmConfig") -> None:
     replay = Settings.from_envs().replay
     refused = {
         "speculative_config": vllm_config.speculative_config is not None,
-        "enable_eplb": parallel.enable_eplb,
+        "enable_eplb": EplbOptions.of_engine(vllm_config) is not None,  # on the CPU vLLM does not see the flag
         "data_parallel_size": parallel.data_parallel_size > 1,  # steps of replicas that share experts must meet
         f"{ENCODER_VARIABLE}={replay.encoder!s}": replay.encoder.kind != "exact",
     }

@@ -89,6 +89,7 @@ def test_the_released_model_is_cut_into_halves(monkeypatch: pytest.MonkeyPatch) 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"drafts": object()}, "exact", "speculative_config"),
     ({"eplb": True}, "exact", "enable_eplb"),
+    ({"kept_eplb": True}, "exact", "enable_eplb"),
     ({"replicas": 2}, "exact", "data_parallel_size"),
     ({}, "segment:32", "DEEPINFER_ENCODER_REPLAY=segment:32"),
 ]
@@ -98,16 +99,24 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 def test_what_needs_all_layers_in_one_process_is_refused(
     options: dict[str, Any], encoder: str, named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from vllm.config.parallel import EPLBConfig
     from vllm.transformers_utils.configs.deepseek_v41 import DeepseekV41Config
 
+    from deepinfer_plugin.eplb.options import keep_where_vllm_has_no_balancer
     from deepinfer_plugin.model.checks import check_stages
 
     hf_config = DeepseekV41Config(**config_dict("tiny"))
 
-    def engine(stages: int, drafts: object = None, *, eplb: bool = False, replicas: int = 1) -> Any:
+    def engine(
+        stages: int, drafts: object = None, *, eplb: bool = False, kept_eplb: bool = False, replicas: int = 1
+    ) -> Any:
         sizes = {"pipeline_parallel_size": stages, "data_parallel_size": replicas}
+        args = SimpleNamespace(enable_eplb=eplb or kept_eplb, eplb_config=EPLBConfig(), additional_config={})
+        if kept_eplb:
+            keep_where_vllm_has_no_balancer(args)
         return SimpleNamespace(
-            parallel_config=SimpleNamespace(**sizes, enable_eplb=eplb),
+            parallel_config=SimpleNamespace(**sizes, enable_eplb=args.enable_eplb, eplb_config=args.eplb_config),
+            additional_config=args.additional_config,
             speculative_config=drafts,
             model_config=SimpleNamespace(hf_config=hf_config),
         )

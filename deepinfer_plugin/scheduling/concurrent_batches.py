@@ -51,11 +51,6 @@ def asked_for(vllm_config: VllmConfig) -> int:
         raise ConfigError(f"additional_config: {OPTION} is {value!r}, expected a number from {DEFAULT} to {MOST}")
     if value == DEFAULT:
         return value
-    if not vllm_config.scheduler_config.async_scheduling:
-        raise ConfigError(
-            f"additional_config: {OPTION} is {value}, but scheduling is not asynchronous here, expected {DEFAULT}; "
-            "leave it out, or --no-async-scheduling (on the CPU set async_scheduling_on_cpu beside --async-scheduling)"
-        )
     if vllm_config.parallel_config.pipeline_parallel_size > 1:
         raise ConfigError(
             f"additional_config: {OPTION} is {value} with stages of a pipeline, which plan one step ahead of their "
@@ -65,6 +60,11 @@ def asked_for(vllm_config: VllmConfig) -> int:
         raise ConfigError(
             f"additional_config: {OPTION} is {value} beside speculative_config, expected {DEFAULT}: a grammar would be "
             "given the drafts of another step; leave one of the two out"
+        )
+    if not vllm_config.scheduler_config.async_scheduling:
+        raise ConfigError(
+            f"additional_config: {OPTION} is {value}, but scheduling is not asynchronous here, expected {DEFAULT}; "
+            "leave it out, or --no-async-scheduling (on the CPU set async_scheduling_on_cpu beside --async-scheduling)"
         )
     return value
 

@@ -158,6 +158,11 @@ def test_without_the_image_tower_the_flags_leave_it_out(capsys: pytest.CaptureFi
         assert ('--limit-mm-per-prompt={"image":0}' in best["flags"]) is has_flag
 
 
+def test_a_model_that_fits_nowhere_ends_with_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sizing", "--gpus", "1"]) == 1
+    assert "no: " in capsys.readouterr().out
+
+
 def test_a_load_that_is_too_much_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sizing", "--gpus", "8", "--load", "4096:512:500"]) == 0
     assert "does not carry the load" in capsys.readouterr().out
