@@ -38,5 +38,7 @@ class DeepInferCpuWorker(BalancedExperts, OwnPromptScores, ScheduledVerification
     ) -> None:
         _define_missing_ops()
         torch.set_num_threads(1)
+        # vLLM gives every replica a NUMA node of its own; a worker of ours is bound to none, and a host may have one
+        vllm_config.parallel_config.assigned_physical_gpu_ids = None
         gc.freeze()  # vLLM collects garbage around every memory reading: half a second each over the imported modules
         super().__init__(vllm_config, local_rank, rank, distributed_init_method, is_driver_worker=is_driver_worker)
