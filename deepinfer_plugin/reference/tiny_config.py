@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from deepinfer_plugin.reference.released_text import RELEASED_TEXT
+
 # What both small models share. Engram heads, MX blocks and YaRN are as in the release, on smaller numbers.
 _SHARED_TEXT: dict[str, Any] = {
     "model_type": "deepseek_v41_text",
@@ -142,42 +144,36 @@ _SIZES["wide"] = {
 
 # Layers of the released width, for tests on a GPU, whose kernels choose tiles by it: two of the encoder, three of the
 # decoder, 8 experts, a quarter of the vocabulary and Engram tables of a few thousand rows.
+_OF_A_LAYER = (
+    *("hidden_size", "num_attention_heads", "head_dim", "qk_rope_head_dim", "q_lora_rank", "o_groups", "o_lora_rank"),
+    *(
+        "moe_intermediate_size",
+        "num_experts_per_tok",
+        "sliding_window",
+        "index_n_heads",
+        "index_head_dim",
+        "index_topk",
+    ),
+    *("candidate_topk_blocks", "candidate_block_size", "engram_n_heads", "engram_head_dim"),
+    *("dspark_block_size", "dspark_markov_rank", "dspark_num_experts_per_tok"),
+)
 _SIZES["slice"] = {
+    **{name: RELEASED_TEXT[name] for name in _OF_A_LAYER},
     "vocab_size": 32320,
-    "hidden_size": 5120,
     "num_hidden_layers": 5,
-    "num_attention_heads": 64,
-    "head_dim": 512,
-    "qk_rope_head_dim": 64,
-    "q_lora_rank": 1280,
-    "o_groups": 8,
-    "o_lora_rank": 1024,
-    "moe_intermediate_size": 2304,
     "n_routed_experts": 8,
-    "num_experts_per_tok": 6,
-    "sliding_window": 128,
     "compress_ratios": [0, 2, 1, 1, 1, 0],
     "kv_source_layer_ids": [1, 2],
     "index_source_layer_ids": [1, 2, 4],
-    "index_n_heads": 32,
-    "index_head_dim": 128,
-    "index_topk": 512,
     "candidate_source_layer_id": 2,
-    "candidate_topk_blocks": 2048,
-    "candidate_block_size": 8,
     "engram_layer_ids": [1],
     "engram_num_embeddings": [25874],
     "engram_vocab_size": 1000,
-    "engram_n_heads": 8,
-    "engram_head_dim": 256,
     "engram_compressed_vocab_size": 32320,
     "num_nextn_predict_layers": 1,
-    "dspark_block_size": 5,
     "dspark_noise_token_id": 32317,
     "dspark_target_layer_ids": [2, 3, 4],
-    "dspark_markov_rank": 256,
     "dspark_n_routed_experts": 8,
-    "dspark_num_experts_per_tok": 3,
 }
 
 # layers, width, heads and MLP width of the image tower; image tokens at most
