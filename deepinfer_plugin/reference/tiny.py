@@ -32,7 +32,7 @@ def write_checkpoint(
     Args:
         name: "tiny" (10 layers, 4.8 M parameters), "nano" (7 layers, 0.9 M), "deep" (40 layers of tiny's width),
             "wide" (7 layers that eight ranks can share) or "slice" (5 layers of the released width, 3.4 G parameters,
-            2.9 GB: half a minute on 16 cores and up to 40 GB of memory on the way).
+            2.9 GB: half a minute on 16 cores, with 50 GB of memory on the way, and 8 GB where one core makes it).
         seed: of the weights; at least 0.
         out: folder, made if it is missing; files in it are overwritten.
         swiglu_limit: None for the released 10.0; 0.5 makes the clamps fire.

@@ -8,6 +8,7 @@ What follows are single IEEE operations, casts to the nearest even value and exa
 from __future__ import annotations
 
 import math
+import os
 import re
 import zlib
 from collections.abc import Iterator
@@ -79,7 +80,8 @@ class SeededSource:
 def make_tensors(config: ModelConfig, seed: int) -> dict[str, torch.Tensor]:
     """Every tensor of ``config``'s checkpoint, in the dtypes on disk (see ``expected_tensors``)."""
     source, specs = SeededSource(seed), expected_tensors(config)
-    with ThreadPoolExecutor() as pool:  # a tensor follows from its name, so no order of making them matters
+    # a tensor follows from its name, so no order of making them matters; one takes up to 50 bytes a value on the way
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
         made = pool.map(lambda name: list(_make(source, name, specs[name], specs)), specs)
         return {name: tensor for pairs in made for name, tensor in pairs}
 
