@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
-from typing import NoReturn
 
 from deepinfer_kernels.errors import DeepInferError
-from deepinfer_plugin import __version__
+from deepinfer_plugin import __version__, interruption
 from deepinfer_plugin.cli import bench, demo, offline, score, sizing, status, tiny
 
 
@@ -32,12 +30,6 @@ def main(arguments: list[str] | None = None) -> int:
         return 130
 
 
-def interrupt(number: int, frame: object) -> NoReturn:
-    """Being asked to end is handled as Ctrl-C is: children are stopped, results are kept."""
-    del number, frame
-    raise KeyboardInterrupt
-
-
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, interrupt)
+    interruption.listen()
     sys.exit(main())

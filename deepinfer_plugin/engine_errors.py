@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from deepinfer_plugin import interruption
 from deepinfer_plugin.errors import EngineError
 
 
@@ -14,12 +15,15 @@ def vllm_may_fail(program: str, what: str) -> Iterator[None]:
 
     Raises:
         EngineError: names class and first line of vLLM's error.
+        KeyboardInterrupt: the program was interrupted, and the error came behind it.
     """
     try:
         yield
     except EngineError:
         raise
     except Exception as error:
+        if interruption.has_come():
+            raise KeyboardInterrupt from error
         raise EngineError(f"{program}: vLLM {what} ({one_line(error)}); its log above says more") from error
 
 

@@ -117,11 +117,9 @@ def test_an_interrupted_program_stops_its_server(tmp_path: Path, number: signal.
     program = f"""
 import sys
 from pathlib import Path
-from deepinfer_plugin import __main__ as program
+from deepinfer_plugin import __main__ as program, interruption
 from deepinfer_plugin.cli import demo, server
-import signal
-signal.signal(signal.SIGTERM, program.interrupt)
-signal.signal(signal.SIGINT, signal.default_int_handler)
+interruption.listen()
 server.vllm_command = lambda: [sys.executable, "-c", {HEALTHY!r}]
 demo._write_checkpoint = lambda folder, config: Path({str(tmp_path)!r})
 demo._ask = lambda server: print("asking", flush=True) or True
