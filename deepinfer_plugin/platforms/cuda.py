@@ -49,21 +49,25 @@ class DeepInferCudaPlatform(CudaPlatform):
         if not serves_our_model(vllm_config):
             return
         concurrent_batches.asked_for(vllm_config)
-        num_gpus = cls.device_count() // ranks_per_gpu()
         if ranks_per_gpu() > 1:
-            share_gpus(vllm_config, [cls.visible_device_id_to_physical_device_id(index) for index in range(num_gpus)])
-        cls._check_devices(vllm_config, num_gpus)
+            gpus = range(cls._num_gpus())
+            share_gpus(vllm_config, [cls.visible_device_id_to_physical_device_id(index) for index in gpus])
+        cls._check_devices(vllm_config)
         parallel = vllm_config.parallel_config
         if parallel.worker_cls == STOCK_WORKER_CLASS:
             use_our_worker(vllm_config, WORKER_CLASS)
         parallel.disable_custom_all_reduce = True  # no sum of our model crosses ranks
 
     @classmethod
-    def _check_devices(cls, vllm_config: "VllmConfig", num_gpus: int) -> None:
+    def _num_gpus(cls) -> int:
+        return cls.device_count() // ranks_per_gpu()
+
+    @classmethod
+    def _check_devices(cls, vllm_config: "VllmConfig") -> None:
         """What can be known before any weight is read."""
         parallel, per_gpu = vllm_config.parallel_config, ranks_per_gpu()
         ranks = parallel.local_world_size * max(parallel.data_parallel_size_local, 1)
-        devices = [cls._device(index) for index in range(min(-(-ranks // per_gpu), num_gpus))]
+        devices = [cls._device(index) for index in range(min(-(-ranks // per_gpu), cls._num_gpus()))]
         check_devices(devices)
         if vllm_config.offload_config.uva.cpu_offload_gb == 0:
             cache = vllm_config.cache_config
