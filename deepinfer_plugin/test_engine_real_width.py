@@ -26,8 +26,10 @@ FLAGS = (
     "--kv-cache-memory-bytes=1073741824",
     "--no-async-scheduling",
 )
-EXPERTS = "--enable-expert-parallel"
-RANKS = {"tensor": ("--tensor-parallel-size=2",), "experts": ("--tensor-parallel-size=2", EXPERTS)}
+RANKS = {
+    "tensor": ("--tensor-parallel-size=2",),
+    "experts": ("--tensor-parallel-size=2", "--enable-expert-parallel"),
+}
 MAX_TOKENS = 6
 
 
@@ -59,12 +61,7 @@ def test_ranks_and_replicas_have_the_bits_of_one(checkpoint: Callable[..., Path]
     one = EngineRun(name="one", model=model, arithmetic=Arithmetic.REF, flags=FLAGS, actions=(Action(add=EVERY),))
     ranks = [replace(one, name=name, flags=(*FLAGS, *flags)) for name, flags in RANKS.items()]
     replicas = [
-        replace(
-            replica("still", rank, model, port),
-            arithmetic=Arithmetic.REF,
-            flags=(*FLAGS, EXPERTS),
-            actions=(Action(add=HALVES[rank]),),
-        )
+        replica("still", rank, model, port, arithmetic=Arithmetic.REF, flags=FLAGS, requests=HALVES[rank])
         for rank in range(2)
     ]
     found = run_engines([one, *ranks], tmp_path / "ranks")

@@ -42,14 +42,24 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-def replica(way: str, rank: int, model: str, port: int) -> EngineRun:
+def replica(
+    way: str,
+    rank: int,
+    model: str,
+    port: int,
+    *,
+    arithmetic: Arithmetic = Arithmetic.S32,
+    flags: tuple[str, ...] = FLAGS,
+    requests: tuple[Request, ...] | None = None,
+) -> EngineRun:
+    """One of two replicas that share experts; without ``requests`` it has its own of ``REQUESTS``."""
     moves = ("--enable-eplb", f"--eplb-config={json.dumps(EPLB)}") if way == "moved" else ()
     return EngineRun(
         name=f"{way} {rank}",
         model=model,
-        arithmetic=Arithmetic.S32,
-        flags=(*FLAGS, "--enable-expert-parallel", *moves),
-        actions=(Action(add=REQUESTS[rank]),),
+        arithmetic=arithmetic,
+        flags=(*flags, "--enable-expert-parallel", *moves),
+        actions=(Action(add=REQUESTS[rank] if requests is None else requests),),
         variables={
             "VLLM_DP_SIZE": "2",
             "VLLM_DP_RANK": str(rank),

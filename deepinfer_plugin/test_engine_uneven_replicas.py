@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -34,12 +33,7 @@ def test_a_small_replica_beside_a_large_one_keeps_its_bits(checkpoint: Callable[
         pytest.skip(lack)
     model, port = str(checkpoint("nano", 0)), free_port()
     runs = [
-        replace(
-            replica("still", rank, model, port),
-            arithmetic=Arithmetic.REF,
-            flags=(*FLAGS, "--enable-expert-parallel"),
-            actions=(Action(add=_requests(rank)),),
-        )
+        replica("still", rank, model, port, arithmetic=Arithmetic.REF, flags=FLAGS, requests=_requests(rank))
         for rank in range(2)
     ]
     shared = run_engines(runs, tmp_path / "replicas", num_children=2)

@@ -1,9 +1,9 @@
 """Ranks that take turns on a GPU: for proofs that the number of ranks changes no bit, where GPUs are few.
 
 Every rank is a process with the kernels, graphs and exchanges that it has on a GPU of its own; the driver gives each a
-slice of time, and an exchange lasts as long as the slices of all, 2 ms each. Not beside CUDA's MPS, where processes
-compute at the same time: programs that wait for another rank then keep its programs out, and engines stood still.
-Loads neither torch nor vLLM by itself.
+slice of time, and an exchange waits for the slices of the others. Not beside CUDA's MPS, where processes compute at the
+same time: engines of two ranks were seen to stand still there, and why was not found. Loads neither torch nor vLLM by
+itself.
 """
 
 from __future__ import annotations

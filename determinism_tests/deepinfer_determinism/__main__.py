@@ -6,13 +6,11 @@ Exit code 0: no difference; 1: a difference; 2: one line on standard error says 
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
-from typing import NoReturn
 
 from deepinfer_determinism import certificate, certify, draft_matrix_command, locate, replay, report, run_command
 from deepinfer_kernels.errors import DeepInferError
-from deepinfer_plugin import __version__
+from deepinfer_plugin import __version__, interruption
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -35,12 +33,6 @@ def main(arguments: list[str] | None = None) -> int:
         return 130
 
 
-def _interrupt(number: int, frame: object) -> NoReturn:
-    """Being asked to end is handled as Ctrl-C is: children are stopped, results are kept."""
-    del number, frame
-    raise KeyboardInterrupt
-
-
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, _interrupt)
+    interruption.listen()
     sys.exit(main())
